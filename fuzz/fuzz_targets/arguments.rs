@@ -2,6 +2,7 @@
 #![no_main]
 
 use farfield_wic::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
+use farfield_wic::evacuate::Evacuate;
 use farfield_wic::trace::Trace;
 use farfield_wic::{Function, Sim, Totals};
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +20,7 @@ fn run<F: Function>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, argument)) = bytes.split_first() else { return };
-    match which % 13 {
+    match which % 14 {
         0 => run::<CopyBytes>(argument),
         1 => run::<Take<1>>(argument),
         2 => run::<Take<8>>(argument),
@@ -32,6 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         9 => run::<Sort>(argument),
         10 => run::<Merge>(argument),
         11 => run::<Trace>(argument),
+        12 => run::<Evacuate>(argument),
         _ => run::<Totals<f64>>(argument),
     }
 });

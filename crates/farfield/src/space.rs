@@ -12,8 +12,8 @@
 use crate::Heap;
 use crate::error::{BuildError, FarError};
 use crate::fault::Pin;
-use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, copy_words, free_run};
-use crate::offload::OffloadTarget;
+use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, copy_words, free_run, lose_run};
+use crate::offload::{OffloadTarget, OffloadWriteError};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use farfield_core::PageId;
@@ -21,7 +21,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
 use farfield_os::memory;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
-use farfield_wic::{CallError, Function};
+use farfield_wic::{CallError, Function, Range};
 use std::time::Instant;
 
 /// Right to manage pages of a heap. A heap has at most one at a time, so an address in its arena
@@ -53,6 +53,17 @@ pub struct PageReader<'space> {
 pub struct FarCopy {
     page: u32,
     buffer: Buffer,
+}
+
+/// Failure of a function that was to make units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnmadeUnits {
+    /// Reason.
+    pub error: CallError,
+    /// Whether it is certain that the function writes nothing any more. Then the units are empty. If
+    /// not, nobody may use or release them again, and their run can only be
+    /// [lost](Space::lose_run).
+    pub is_over: bool,
 }
 
 impl Space {
@@ -108,6 +119,16 @@ impl Space {
         unsafe { free_run(self.core(), self.core().first_page + page) };
     }
 
+    /// Gives up a run whose far addresses are never used again, because a function
+    /// [may still write](UnmadeUnits::is_over) there.
+    ///
+    /// # Safety
+    /// As for [`Space::free_run`], but units that such a function was to make need not be empty.
+    pub unsafe fn lose_run(&self, page: u32) {
+        // SAFETY: passed on to the caller; our own reference keeps the heap.
+        unsafe { lose_run(self.core(), self.core().first_page + page) };
+    }
+
     /// Writes those of these units that are near and differ from their far copies; they stay near.
     /// Returns the number of pages written.
     ///
@@ -138,10 +159,66 @@ impl Space {
     pub fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
         let core = self.core();
         let layout = core.offload_layout();
-        if !core.may_offload::<F>() || layout.is_dealt() || core.checksums.needs_whole_pages() {
+        if !self.may_call::<F>() {
             return Err(CallError::Nowhere);
         }
         core.offload::<F>(layout, arguments.into_iter().map(|argument| (OffloadTarget::Whole, argument)).collect())
+    }
+
+    /// Checks whether a server keeps all pages, runs this function as far as is known, and is believed.
+    pub fn may_call<F: Function>(&self) -> bool {
+        let core = self.core();
+        core.may_offload::<F>() && !core.offload_layout().is_dealt() && !core.checksums.needs_whole_pages()
+    }
+
+    /// Calls a function once that makes these units, of one page each, where the bytes of all pages
+    /// are: at the one server of the pool, or at each member of a mirror. Waits for the answer.
+    ///
+    /// The units are empty, and the caller's alone. `sums` returns the checksums that the answer tells
+    /// of the first units. These units are far then, and the others are empty. Fails as [`Space::call`]
+    /// does, and over a mirror also if the answers of its members differ.
+    pub fn call_to_make<F: Function>(
+        &self,
+        units: &[u32],
+        argument: F::Argument,
+        sums: impl FnOnce(&F::Answer) -> &[u64],
+    ) -> Result<F::Answer, UnmadeUnits> {
+        let core = self.core();
+        let unmade = |error| UnmadeUnits { error, is_over: true };
+        if !self.may_call::<F>() {
+            return Err(unmade(CallError::Nowhere));
+        }
+        for (claimed, unit) in units.iter().enumerate() {
+            if core.claim(*unit..*unit + 1).is_err() {
+                units[..claimed].iter().for_each(|unit| core.unclaim(*unit));
+                return Err(unmade(CallError::NotNow));
+            }
+        }
+        // Writes of earlier contents of these pages may be on their way to the pool.
+        core.await_writes();
+        let pages = units.iter().map(|unit| Range { offset: u64::from(*unit) * PAGE_BYTES as u64, count: 1 });
+        let answer = match core.offload_writing::<F>(vec![argument], pages) {
+            Ok(mut answers) => answers.pop().ok_or(unmade(CallError::Answer)),
+            Err(OffloadWriteError { error, is_over }) => Err(UnmadeUnits { error, is_over }),
+        };
+        match &answer {
+            Ok(answer) => {
+                let (sums, mut units) = (sums(answer), units.iter());
+                sums.iter().zip(units.by_ref()).for_each(|(sum, unit)| core.mark_written_far_with(*unit, *sum));
+                units.for_each(|unit| core.mark_unwritten(*unit));
+            }
+            Err(UnmadeUnits { is_over: true, .. }) => units.iter().for_each(|unit| core.mark_unwritten(*unit)),
+            Err(UnmadeUnits { is_over: false, .. }) => units.iter().for_each(|unit| core.abandon_claimed(*unit)),
+        }
+        answer
+    }
+
+    /// Checks whether a page is far, and has this checksum there. The heap verifies pages without a
+    /// key.
+    pub fn is_far_with(&self, page: u32, sum: u64) -> bool {
+        // Acquire: the page's digest was noted before the page was far.
+        FrameWord(self.core().words[page].load(Ordering::Acquire)).state() == State::Far
+            && self.core().checksums.is_sum(page, sum)
     }
 
     /// Charges the heap's budget with tables that are about to take this much near memory.
@@ -399,7 +476,8 @@ impl FarCopy {
 mod tests {
     //! Guards against units that are lost on their way, read wrongly, or not given back.
     use super::*;
-    use crate::Plane;
+    use crate::{Plane, Verify};
+    use farfield_wic::columns::{Copied, CopyBytes};
 
     const PAGES: u32 = 2048;
 
@@ -513,6 +591,33 @@ mod tests {
         }
         drop(space);
         heap.verify();
+    }
+
+    /// `ram:` runs no functions, and says so before anybody is asked.
+    #[test]
+    fn units_that_no_server_has_made_are_empty() {
+        let argument = || Copied { from: Vec::new(), to: Vec::new() };
+        for (verify, is_asked) in [(Verify::Checksum, true), (Verify::Keyed, false)] {
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).verify(verify).build().unwrap();
+            let space = Space::open(&heap).unwrap();
+            let first = space.take_run(PAGES, 1).unwrap();
+            let units: Vec<u32> = (first..first + PAGES).collect();
+            assert_eq!(space.may_call::<CopyBytes>(), is_asked);
+            let unmade = space.call_to_make::<CopyBytes>(&units, argument(), |_| unreachable!("nobody answers"));
+            assert_eq!(unmade, Err(UnmadeUnits { error: CallError::Nowhere, is_over: true }));
+            assert!(!space.may_call::<CopyBytes>(), "it is known from now on");
+            // They can be made here.
+            let mut scope = space.enter();
+            fill(&mut scope, first, PAGES, 1);
+            drop(scope);
+            // SAFETY: our run, whose units were made; nobody uses them.
+            unsafe {
+                units.iter().for_each(|unit| space.release(*unit, 1));
+                space.free_run(first);
+            }
+            drop(space);
+            heap.verify();
+        }
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub struct GcBuilder<'h> {
     region: u64,
     far_tracing: FarTracing,
     evacuate: bool,
+    evacuate_at_servers: bool,
     broken: Option<BrokenRule>,
 }
 
@@ -105,6 +106,7 @@ pub(crate) struct GcInner {
     left_over: Mutex<Vec<AllocationBuffer>>,
     pub(crate) far_tracing: FarTracing,
     pub(crate) evacuate: bool,
+    pub(crate) evacuate_at_servers: bool,
     pub(crate) broken: Option<BrokenRule>,
     /// Far pages of which the collector has copies at a time.
     pub(crate) copied_pages: usize,
@@ -129,7 +131,8 @@ impl GcHeap {
     /// Returns a builder of a collected heap in this far heap. A far heap has at most one.
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
         let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
-        GcBuilder { heap, limit: 0, region, far_tracing: FarTracing::Copies, evacuate: true, broken: None }
+        let far_tracing = FarTracing::Copies;
+        GcBuilder { heap, limit: 0, region, far_tracing, evacuate: true, evacuate_at_servers: false, broken: None }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -199,6 +202,18 @@ impl GcBuilder<'_> {
         self
     }
 
+    /// Sets whether memory servers copy the objects of far pages that collections move, where the pages
+    /// are; without it unless this is called. Then the collector reads these pages, and writes others.
+    ///
+    /// Servers are asked if one keeps all pages, or each member of a mirror does, and if the far heap
+    /// verifies pages without a key. The collector copies what they do not. What a server has copied is
+    /// verified as pages are that it keeps: a write that it has lost is noticed, and a server that lies
+    /// is not.
+    pub fn evacuate_at_servers(mut self, on: bool) -> Self {
+        self.evacuate_at_servers = on;
+        self
+    }
+
     /// Makes a heap without one of its rules, for tests of the tests.
     #[doc(hidden)]
     pub fn broken(mut self, rule: BrokenRule) -> Self {
@@ -239,6 +254,7 @@ impl GcBuilder<'_> {
             far_tracing: self.far_tracing,
             copied_pages: copied_pages as usize,
             evacuate: self.evacuate,
+            evacuate_at_servers: self.evacuate_at_servers,
             broken: self.broken,
             arena,
             table_bytes,

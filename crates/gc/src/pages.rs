@@ -64,8 +64,19 @@ pub(crate) struct HeapRegion {
     pub(crate) occupancy: Box<[PageOccupancy]>,
     /// Cards of the objects that a cycle has found in each unit; empty but in the cycle's snapshot.
     live_cards: Box<[u16]>,
+    /// Units in use that nobody has: a function at the server may still write there.
+    lost: Vec<u32>,
     /// Near bytes that the heap is charged with.
     charge: u64,
+}
+
+/// Unit of one page that a snapshot has found sparse.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SparseUnit {
+    pub(crate) id: UnitId,
+    pub(crate) page: u32,
+    /// Cards that its live objects take.
+    pub(crate) cards: u32,
 }
 
 /// Number of a unit: the index of its region, and its index there.
@@ -79,6 +90,13 @@ pub(crate) struct OpenPage {
 }
 
 impl HeapRegion {
+    /// Returns the units in use that are not lost.
+    fn found_units(&self) -> UnitMap {
+        let mut units = self.units.clone();
+        self.lost.iter().for_each(|unit| units.give_back(*unit));
+        units
+    }
+
     /// Returns the first page of a unit.
     pub(crate) fn page(&self, unit: u32) -> u32 {
         self.first_page + unit * self.purpose.pages()
@@ -118,12 +136,14 @@ impl RegionSet {
         self.regions.len()
     }
 
-    /// Returns the regions and their units as they are, without what is known of their objects.
+    /// Returns the regions and their units as they are, without what is known of their objects, and
+    /// without units that are lost.
     pub(crate) fn snapshot(&self) -> RegionSet {
         let copy = |region: &HeapRegion| HeapRegion {
             first_page: region.first_page,
             purpose: region.purpose,
-            units: region.units.clone(),
+            units: region.found_units(),
+            lost: Vec::new(),
             occupancy: vec![PageOccupancy::EMPTY; region.occupancy.len()].into(),
             live_cards: vec![0; region.occupancy.len()].into(),
             charge: 0,
@@ -146,7 +166,7 @@ impl RegionSet {
     /// Returns the units of one page that a snapshot has found sparse, in the order of their pages,
     /// and what they hold. `self` is the present, after the cycle has committed. No unit that the
     /// snapshot has in use has been given back since.
-    pub(crate) fn sparse_units(&self, snapshot: &RegionSet) -> (Vec<(UnitId, u32)>, SparseTotals) {
+    pub(crate) fn sparse_units(&self, snapshot: &RegionSet) -> (Vec<SparseUnit>, SparseTotals) {
         let (mut sparse, mut totals) = (Vec::new(), SparseTotals::default());
         for (index, old) in snapshot.regions.iter().enumerate() {
             let (Some(old), Some(now)) = (old, self.get(index)) else { continue };
@@ -156,13 +176,13 @@ impl RegionSet {
             for unit in (0..old.units.units()).filter(|unit| old.units.is_used(*unit)) {
                 let cards = u32::from(old.live_cards[unit as usize]);
                 if is_sparse(now.occupancy[unit as usize].count(), cards) {
-                    sparse.push(((index, unit), old.page(unit)));
+                    sparse.push(SparseUnit { id: (index, unit), page: old.page(unit), cards });
                     totals.pages += 1;
                     totals.cards += u64::from(cards);
                 }
             }
         }
-        sparse.sort_unstable_by_key(|(_, page)| *page);
+        sparse.sort_unstable_by_key(|unit| unit.page);
         (sparse, totals)
     }
 
@@ -305,8 +325,8 @@ impl Pages {
         self.space.charge(charge)?;
         let first_page = self.space.take_run(units, purpose.pages()).inspect_err(|_| self.space.uncharge(charge))?;
         let occupancy = vec![PageOccupancy::EMPTY; units as usize].into();
-        let live_cards = Box::default();
-        Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, live_cards, charge })
+        let (live_cards, lost) = (Box::default(), Vec::new());
+        Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, live_cards, lost, charge })
     }
 
     /// Replaces what is known of the objects of a unit.
@@ -338,10 +358,23 @@ impl Pages {
         self.unreserve(pages.into());
     }
 
+    /// Gives up a unit in use that was never made, because a function at the server may still write
+    /// there: neither it nor its region is ever used for anything else. Its pages stay reserved.
+    pub(crate) fn lose_unit(&self, (index, unit): UnitId) {
+        if let Some(region) = &mut self.lock().regions[index] {
+            region.lost.push(unit);
+        }
+    }
+
     fn free_region(&self, region: &HeapRegion) {
         // SAFETY: the run was taken by `take_region`, the region is in no table any more, and its
-        // units are empty: each was released, or never made.
-        unsafe { self.space.free_run(region.first_page) };
+        // units are empty, but for those that are lost: each was released, or never made.
+        unsafe {
+            match region.lost[..] {
+                [] => self.space.free_run(region.first_page),
+                _ => self.space.lose_run(region.first_page),
+            }
+        };
         self.space.uncharge(region.charge);
     }
 
@@ -355,12 +388,59 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let regions = core::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner));
         for region in regions.regions.into_iter().flatten() {
-            for unit in (0..region.units.units()).filter(|unit| region.units.is_used(*unit)) {
-                // SAFETY: units in use were made. The heap is gone, and with it all mutators, whose
+            let found = region.found_units();
+            for unit in (0..found.units()).filter(|unit| found.is_used(*unit)) {
+                // SAFETY: units in use that are not lost were made. The heap is gone, and with it all mutators, whose
                 // references were the addresses in it.
                 unsafe { self.space.release(region.page(unit), region.purpose.pages()) };
             }
             self.free_region(&region);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a page that is used again while a server may still write there.
+    use super::*;
+    use farfield::Heap;
+
+    #[test]
+    fn lost_units_are_neither_found_nor_taken_nor_given_back() {
+        let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
+        let pages = Pages::new(Space::open(&heap).unwrap(), RegionGeometry::new(64 << 10).unwrap(), 1000);
+        let take = || {
+            let (id, page) = pages.take_unit(UnitPurpose::OBJECTS).unwrap();
+            pages.space().enter().make(page).unwrap();
+            assert!(pages.reserve(1, u64::MAX));
+            (id, page)
+        };
+        let first: Vec<(UnitId, u32)> = (0..5).map(|_| take()).collect();
+        // SAFETY: just made, and nobody uses it.
+        unsafe { pages.release_unit(first[2].0) };
+        let (lost, lost_page) = pages.take_unit(UnitPurpose::OBJECTS).unwrap();
+        assert_eq!((lost, lost_page), first[2]);
+        pages.lose_unit(lost);
+        let snapshot = pages.lock().snapshot();
+        assert!(snapshot.unit_of(lost_page).is_none() && snapshot.unit_of(first[3].1).is_some());
+        let more: Vec<(UnitId, u32)> = (0..40).map(|_| take()).collect();
+        assert!(more.iter().all(|(id, _)| *id != lost));
+        for (id, _) in first.iter().filter(|(id, _)| *id != lost).chain(&more) {
+            // SAFETY: as above.
+            unsafe { pages.release_unit(*id) };
+        }
+        assert!(pages.lock().unit_of(lost_page).is_some(), "its region stays");
+        drop(pages);
+        heap.verify();
+        // Its far addresses are nobody's any more.
+        let space = Space::open(&heap).unwrap();
+        let mut runs = Vec::new();
+        while let Ok(run) = space.take_run(4096, 1) {
+            assert!(!(run..run + 4096).contains(&lost_page));
+            runs.push(run);
+        }
+        assert!(runs.len() > 30);
+        // SAFETY: our runs, of which nothing was made.
+        runs.into_iter().for_each(|run| unsafe { space.free_run(run) });
     }
 }

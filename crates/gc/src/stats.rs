@@ -36,6 +36,13 @@ pub struct GcStats {
     pub moved_objects: u64,
     /// Bytes of these objects.
     pub moved_bytes: u64,
+    /// Objects among these that memory servers have copied, where they were.
+    pub moved_at_servers: u64,
+    /// Far pages that collections have read, past near memory, to move objects out of them.
+    pub evacuation_read_pages: u64,
+    /// Number of times that a memory server was asked to copy objects and did not, so that the
+    /// collector did.
+    pub server_moves_given_up: u64,
     /// Number of times that moving objects was given up, after a collection.
     pub moves_given_up: u64,
     /// Time that the last collection took, beside the mutators.
@@ -77,7 +84,8 @@ impl GcStats {
     pub(crate) fn lines(&self) -> String {
         notice_lines!("gc_", GcStats, self;
             numbers limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers
-            read_pages flushed_pages freed_pages moved_objects moved_bytes moves_given_up pauses;
+            read_pages flushed_pages freed_pages moved_objects moved_bytes moved_at_servers evacuation_read_pages
+            server_moves_given_up moves_given_up pauses;
             durations last_collection paused last_pause longest_pause;
             lists pause_counts)
     }
@@ -124,6 +132,9 @@ impl CollectionCounters {
         self.update(|stats| {
             stats.moved_objects += moved.objects;
             stats.moved_bytes += moved.bytes;
+            stats.moved_at_servers += moved.at_servers;
+            stats.evacuation_read_pages += moved.read_pages;
+            stats.server_moves_given_up += moved.refused_calls;
             stats.freed_pages += moved.pages;
             stats.moves_given_up += u64::from(is_given_up);
         });

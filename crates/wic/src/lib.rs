@@ -27,6 +27,7 @@ pub mod access;
 mod aggregate;
 pub mod columns;
 mod error;
+pub mod evacuate;
 mod function;
 mod lock;
 mod place;

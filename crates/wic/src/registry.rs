@@ -6,6 +6,7 @@
 
 use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
+use crate::evacuate::Evacuate;
 use crate::executor::{self, Budget, NewTask};
 use crate::server::{Pace, ServerPlace};
 use crate::trace::Trace;
@@ -113,6 +114,7 @@ impl Registry {
             .with::<Sort>()
             .with::<Merge>()
             .with::<Trace>()
+            .with::<Evacuate>()
     }
 
     /// Adds the functions that exist for each type of number.

@@ -166,12 +166,14 @@ fn a_heap_with_a_key_asks_no_server() {
     let server = Way::Tcp.start(&scratch, "64M");
     let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(server.url()).verify(Verify::Keyed);
     let heap = heap.build().unwrap();
-    let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
+    let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
+    let gc = builder.evacuate_at_servers(true).build().unwrap();
     let nodes = places(&gc);
     fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
     gc.collect().unwrap();
     let stats = gc.stats();
     assert_eq!((stats.traced_at_servers, stats.flushed_pages, stats.live_objects), (0, 0, 1 + 3 * NODES as u64));
+    assert_eq!((stats.moved_at_servers, stats.server_moves_given_up), (0, 0));
 }
 
 #[test]
@@ -189,7 +191,8 @@ fn die_at(way: Way, at: u64) {
     let scratch = Scratch::new("collected-dies");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
-    let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
+    let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
+    let gc = builder.evacuate_at_servers(true).build().unwrap();
     let steps = Arc::new(AtomicU64::new(0));
     let killer = std::thread::spawn({
         let steps = steps.clone();

@@ -20,7 +20,8 @@ struct Counter {
     padding: [u64; 28],
 }
 
-pub(crate) struct Graph {
+/// With `AT_SERVERS`, the members of a mirror move what is far.
+pub(crate) struct Graph<const AT_SERVERS: bool> {
     gc: Arc<GcHeap>,
     chunks: Vec<Root<[Ref<Counter>]>>,
     counts: Vec<u64>,
@@ -28,7 +29,7 @@ pub(crate) struct Graph {
     is_over: Arc<AtomicBool>,
 }
 
-impl Graph {
+impl<const AT_SERVERS: bool> Graph<AT_SERVERS> {
     fn replace(m: &mut Mutator<'_>, chunk: &Root<[Ref<Counter>]>, at: usize, count: u64) {
         m.with_room(|m| {
             let counter = m.alloc(Counter { at: at as u64, count: Atom::new(count), padding: [at as u64; 28] })?;
@@ -49,9 +50,10 @@ impl Graph {
     }
 }
 
-impl Load for Graph {
-    fn new(heap: &Heap) -> Graph {
-        let gc = Arc::new(GcHeap::in_heap(heap).limit(16 * MIB).build().expect("the heap has none"));
+impl<const AT_SERVERS: bool> Load for Graph<AT_SERVERS> {
+    fn new(heap: &Heap) -> Self {
+        let builder = GcHeap::in_heap(heap).limit(16 * MIB).evacuate_at_servers(AT_SERVERS);
+        let gc = Arc::new(builder.build().expect("the heap has none"));
         let mut m = gc.enter();
         let mut chunks = Vec::new();
         for at in 0..COUNTERS {
@@ -59,7 +61,7 @@ impl Load for Graph {
                 let chunk = m.with_room(|m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?)));
                 chunks.push(chunk.expect("a member lives"));
             }
-            Graph::replace(&mut m, &chunks[at / EACH], at, 0);
+            Self::replace(&mut m, &chunks[at / EACH], at, 0);
             m.safepoint().expect("a member lives");
         }
         drop(m);
@@ -80,9 +82,9 @@ impl Load for Graph {
         for _ in 0..8 {
             let at = random.usize(..COUNTERS);
             if random.usize(..2) == 0 {
-                Graph::replace(&mut m, &self.chunks[at / EACH], at, self.counts[at]);
+                Self::replace(&mut m, &self.chunks[at / EACH], at, self.counts[at]);
             }
-            Graph::check_one(&mut m, &self.chunks[at / EACH], at, self.counts[at], 1);
+            Self::check_one(&mut m, &self.chunks[at / EACH], at, self.counts[at], 1);
             self.counts[at] += 1;
             m.safepoint().expect("a member lives");
         }
@@ -99,15 +101,16 @@ impl Load for Graph {
         assert!(
             stats.given_up == 0 && stats.moves_given_up == 0 && stats.collections > 2 && stats.moved_objects > 1000
         );
+        assert_eq!(stats.moved_at_servers > 500, AT_SERVERS);
         let mut m = self.gc.enter();
         for (at, count) in self.counts.iter().enumerate() {
-            Graph::check_one(&mut m, &self.chunks[at / EACH], at, *count, 0);
+            Self::check_one(&mut m, &self.chunks[at / EACH], at, *count, 0);
             m.safepoint().expect("a member lives");
         }
     }
 }
 
-impl Drop for Graph {
+impl<const AT_SERVERS: bool> Drop for Graph<AT_SERVERS> {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
     }

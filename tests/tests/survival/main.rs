@@ -204,7 +204,12 @@ fn heaps_outlive_two_of_six_servers() {
 
 #[test]
 fn collected_heaps_outlive_servers_while_their_objects_move() {
-    outlive_many::<Graph>(Made::Mirror, Way::Both, Plane::Page);
+    outlive_many::<Graph<false>>(Made::Mirror, Way::Both, Plane::Page);
+}
+
+#[test]
+fn collected_heaps_outlive_servers_that_move_their_objects() {
+    outlive_many::<Graph<true>>(Made::Mirror, Way::Both, Plane::Page);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Collector for ScrapeCollector {
 }
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
-const OF_HEAPS: [(&str, MetricKind, &str); 36] = [
+const OF_HEAPS: [(&str, MetricKind, &str); 39] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
     ("table_bytes", Gauge, "Near memory of tables"),
@@ -71,6 +71,9 @@ const OF_HEAPS: [(&str, MetricKind, &str); 36] = [
     ("gc_given_up", Count, "Collections that were given up"),
     ("gc_freed_pages", Count, "Pages that collections have given back"),
     ("gc_moved_objects", Count, "Objects that collections have moved out of sparse pages"),
+    ("gc_moved_at_servers", Count, "Objects that memory servers have copied for that"),
+    ("gc_evacuation_read_pages", Count, "Far pages that collections have read to move objects out of them"),
+    ("gc_server_moves_given_up", Count, "Times that a memory server was asked to copy objects and did not"),
     ("gc_moves_given_up", Count, "Times that moving objects was given up"),
     ("gc_flushed_pages", Count, "Pages that collections have written, so that servers find what is near"),
     ("gc_pauses", Count, "Times that collections stopped the threads of the program"),

@@ -4,7 +4,7 @@
 //! of such *sparse* pages close together into fresh pages, so that the sparse ones can be given
 //! back.
 
-use super::PageOccupancy;
+use super::{OBJECT_BYTES_MIN, PageOccupancy};
 use crate::cast::{low_u8, u32_of};
 use crate::geometry::PAGE_BYTES;
 use crate::heap::CARD_BYTES;
@@ -61,7 +61,7 @@ impl PageFill {
     /// Returns the card at which the next object of so many cards will begin; `None` if the page
     /// has no room for it.
     pub fn next(&self, cards: u32) -> Option<u8> {
-        (self.next_card + cards <= CARDS_PER_PAGE).then(|| low_u8(self.next_card.into()))
+        (self.next_card.saturating_add(cards) <= CARDS_PER_PAGE).then(|| low_u8(self.next_card.into()))
     }
 
     /// Puts an object there.
@@ -75,6 +75,52 @@ impl PageFill {
     pub fn occupancy(&self) -> PageOccupancy {
         self.occupancy
     }
+}
+
+/// Fresh pages that are filled with objects, one page after the other.
+///
+/// Whoever places objects of the same sizes in the same order finds the same places. So a memory
+/// server that has copied objects need not say where they are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PageSequence {
+    pages: usize,
+    /// Number of the page that is being filled.
+    page: usize,
+    fill: PageFill,
+}
+
+impl PageSequence {
+    /// Creates a sequence of so many empty pages.
+    pub fn new(pages: usize) -> PageSequence {
+        PageSequence { pages, page: 0, fill: PageFill::default() }
+    }
+
+    /// Places an object of so many bytes. Returns the number of its page and its card there; `None` if
+    /// no page has room for it.
+    pub fn place(&mut self, bytes: usize) -> Option<(usize, u8)> {
+        let cards = cards_of(bytes);
+        let fits_here = self.fill.next(cards).is_some();
+        let page = if fits_here { self.page } else { self.page + 1 };
+        if cards > CARDS_PER_PAGE || page >= self.pages {
+            return None;
+        }
+        if !fits_here {
+            (self.page, self.fill) = (page, PageFill::default());
+        }
+        let card = self.fill.next(cards)?;
+        self.fill.insert(cards);
+        Some((page, card))
+    }
+
+    /// Returns the number of pages that hold an object.
+    pub fn used(&self) -> usize {
+        self.page + usize::from(!self.fill.occupancy().is_empty())
+    }
+}
+
+/// Returns the number of cards that an object of so many bytes takes.
+pub fn cards_of(bytes: usize) -> u32 {
+    u32::try_from(bytes.max(OBJECT_BYTES_MIN).div_ceil(CARD_BYTES)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -112,6 +158,27 @@ mod tests {
             let objects = begins.len() as u32;
             assert!(!is_sparse(objects, objects * cards), "{cards} cards");
         }
+    }
+
+    #[test]
+    fn objects_follow_each_other_through_pages_and_none_is_put_behind_them() {
+        for (bytes, per_page) in [(1, 128), (32, 128), (33, 85), (2048, 2), (2049, 1), (PAGE_BYTES, 1)] {
+            let mut pages = PageSequence::new(3);
+            assert_eq!(pages.used(), 0);
+            for index in 0..3 * per_page {
+                let card = (index % per_page) as u32 * cards_of(bytes);
+                assert_eq!(pages.place(bytes), Some((index / per_page, card as u8)), "{bytes} bytes");
+                assert_eq!(pages.used(), index / per_page + 1);
+            }
+            let full = pages.clone();
+            assert_eq!((pages.place(bytes), pages.place(PAGE_BYTES + 1), pages.place(usize::MAX)), (None, None, None));
+            assert_eq!(pages, full);
+        }
+        let mut pages = PageSequence::new(2);
+        assert_eq!((pages.place(PAGE_BYTES + 1), pages.place(4000)), (None, Some((0, 0))));
+        // A small one that comes later does not go back.
+        assert_eq!((pages.place(500), pages.place(32), pages.used()), (Some((1, 0)), Some((1, 32)), 2));
+        assert_eq!(PageSequence::new(0).place(1), None);
     }
 
     #[test]

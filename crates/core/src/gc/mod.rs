@@ -22,7 +22,7 @@ mod reference;
 mod region;
 
 pub use entry::{ENTRIES_PER_PAGE, EntryWord};
-pub use evacuation::{CARDS_PER_PAGE, PageFill, SparseTotals, is_sparse};
+pub use evacuation::{CARDS_PER_PAGE, PageFill, PageSequence, SparseTotals, cards_of, is_sparse};
 pub use header::{ObjectHeader, TYPES_MAX};
 pub use layout::{LayoutError, LayoutTable, SLOTS_MAX, TailLayout, TypeLayout};
 pub use occupancy::PageOccupancy;

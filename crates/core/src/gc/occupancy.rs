@@ -7,6 +7,7 @@
 use crate::geometry::PAGE_BYTES;
 use crate::heap::CARD_BYTES;
 
+/// Words of the bits of a page.
 const WORDS: usize = PAGE_BYTES / CARD_BYTES / 64;
 
 /// Cards of a page at which objects begin.
@@ -16,6 +17,16 @@ pub struct PageOccupancy([u64; WORDS]);
 impl PageOccupancy {
     /// Occupancy of a page that holds nothing.
     pub const EMPTY: PageOccupancy = PageOccupancy([0; WORDS]);
+
+    /// Creates an occupancy from its bits, those of the first cards first.
+    pub const fn from_words(words: [u64; WORDS]) -> PageOccupancy {
+        PageOccupancy(words)
+    }
+
+    /// Returns the bits, those of the first cards first.
+    pub const fn words(self) -> [u64; WORDS] {
+        self.0
+    }
 
     /// Adds an object that begins at this card. False if one begins there already.
     pub fn insert(&mut self, card: u8) -> bool {
@@ -70,6 +81,7 @@ mod tests {
                 expected.dedup();
                 assert_eq!(page.count() as usize, expected.len());
                 assert_eq!(page.iter().collect::<Vec<u8>>(), expected);
+                assert_eq!(PageOccupancy::from_words(page.words()), page);
                 page.remove(first);
                 assert_eq!((page.contains(first), page.is_empty()), (false, first == second));
             }

@@ -69,6 +69,13 @@ impl Checksums {
         self.digests[page].store(self.digest(page, sum, bytes), Ordering::Relaxed);
     }
 
+    /// Remembers the digest of a page that a function at the server has written, which says that the
+    /// page has this checksum. There is no key.
+    pub(crate) fn note_sum(&self, page: u32, sum: u64) {
+        assert!(self.key.is_none(), "only the bytes have a keyed digest");
+        self.digests[page].store(self.digest(page, sum, &[]), Ordering::Relaxed);
+    }
+
     /// Forgets the digest of a page that a function at the server has written: the first read will
     /// set it.
     pub(crate) fn forget(&self, page: u32) {
@@ -88,6 +95,12 @@ impl Checksums {
             Ok(_) => true,
             Err(known) => known == found,
         }
+    }
+
+    /// Checks whether the digest is that of a page with this checksum. There is no key.
+    pub(crate) fn is_sum(&self, page: u32, sum: u64) -> bool {
+        assert!(self.key.is_none(), "only the bytes have a keyed digest");
+        self.digests[page].load(Ordering::Relaxed) == self.digest(page, sum, &[])
     }
 
     /// Checks whether the digest fits a page with this checksum, which is near and clean. For the
@@ -168,6 +181,20 @@ mod tests {
             assert!(known.matches(7, checksum(&right), &right));
             assert!(!known.matches(7, checksum(&other), &other), "{verify:?}: it was something else before");
         }
+    }
+
+    #[test]
+    fn checksums_that_a_function_tells_are_believed_and_no_other() {
+        let known = checksums(Verify::Checksum);
+        let (right, other) = (page(2), page(3));
+        known.note_sum(7, checksum(&right));
+        assert!(known.is_sum(7, checksum(&right)) && !known.is_sum(7, checksum(&other)));
+        assert!(!known.matches(7, checksum(&other), &other) && known.matches(7, checksum(&right), &right));
+        known.forget(7);
+        assert!(!known.is_sum(7, checksum(&right)), "it is not known");
+        // A digest is never the one of an unknown page.
+        known.note_sum(7, 0);
+        assert!(known.is_sum(7, 0) && !known.matches(7, checksum(&right), &right));
     }
 
     /// A checksum can be computed by everybody, also to be that of something else.

@@ -129,6 +129,17 @@ impl HeapInner {
     /// they come near.
     pub(crate) fn mark_written_far(&self, page: u32) {
         self.checksums.forget(page);
+        self.finish_far(page);
+    }
+
+    /// Makes a claimed page Far that was written at the pool, by whoever has told its checksum. The
+    /// heap has no key.
+    pub(crate) fn mark_written_far_with(&self, page: u32, sum: u64) {
+        self.checksums.note_sum(page, sum);
+        self.finish_far(page);
+    }
+
+    fn finish_far(&self, page: u32) {
         let seen = FrameWord(self.words[page].load(Ordering::Acquire));
         self.words[page].store(seen.finish_far_create().0, Ordering::Release);
     }

@@ -10,17 +10,22 @@
 //! A far source that has changed since it was copied is left as it is.
 //!
 //! Objects of near pages and of far ones go to different pages, because they are used differently.
+//!
+//! Objects of far pages are copied by the memory [server](at_servers) that has the pages, if the
+//! program lets it be asked.
+
+mod at_servers;
 
 use super::retry;
 use super::tracer::FoundObject;
 use crate::error::GcError;
 use crate::heap::{BrokenRule, GcInner};
-use crate::pages::{OpenPage, RegionSet, UnitId, UnitPurpose};
+use crate::pages::{OpenPage, RegionSet, SparseUnit, UnitId, UnitPurpose};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
 use farfield::space::{FarCopy, PageReader, SpaceScope, UnitPin};
-use farfield_core::gc::{EntryWord, LayoutTable, OBJECT_BYTES_MIN, ObjectHeader, PageFill, PageOccupancy};
+use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, PageFill, PageOccupancy, cards_of};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
 use std::collections::hash_map::Entry;
@@ -38,8 +43,14 @@ const BATCH_OBJECTS: usize = 4096;
 pub(crate) struct MovedObjects {
     pub(crate) objects: u64,
     pub(crate) bytes: u64,
+    /// Objects that a server has copied.
+    pub(crate) at_servers: u64,
     /// Pages that were emptied and given back.
     pub(crate) pages: u64,
+    /// Far pages that were read.
+    pub(crate) read_pages: u64,
+    /// Calls of servers that did not copy what they should.
+    pub(crate) refused_calls: u64,
 }
 
 /// Evacuation at the end of one cycle.
@@ -48,7 +59,7 @@ pub(super) struct Evacuation<'a, 'r> {
     layouts: Rc<LayoutTable>,
     reader: &'r mut PageReader<'a>,
     /// Sparse pages that still have to be looked at.
-    sources: VecDeque<(UnitId, u32)>,
+    sources: VecDeque<SparseUnit>,
     /// Fresh page that is being filled with objects of near pages, and one for those of far pages.
     open: [Option<OpenPage>; 2],
     batch_pages: usize,
@@ -66,10 +77,32 @@ struct Batch<'a> {
 
 /// Sparse page.
 struct SparsePage {
-    id: UnitId,
-    page: u32,
-    /// Bytes of the page if it is far.
-    copy: Option<FarCopy>,
+    unit: SparseUnit,
+    bytes: SourceBytes,
+}
+
+/// Where the bytes of a sparse page are read.
+enum SourceBytes {
+    /// In its frame.
+    Near,
+    /// In a copy of the far page.
+    Copy(FarCopy),
+    /// At a server, which has copied the objects of a page with this checksum.
+    Server {
+        /// Checksum of the page.
+        sum: u64,
+    },
+}
+
+/// Sparse page while all mutators are stopped.
+#[derive(Clone, Copy)]
+enum StoppedSource {
+    /// Its bytes are here.
+    Here(NonNull<u8>),
+    /// Its objects lie where they go to, as they are.
+    Copied,
+    /// It is not what it was.
+    Changed,
 }
 
 /// Object in a source.
@@ -134,7 +167,7 @@ impl<'a, 'r> Evacuation<'a, 'r> {
             batch_pages: heap.copied_pages.min(BATCH_PAGES),
             moved: MovedObjects::default(),
         };
-        let result = evacuation.run_batches();
+        let result = evacuation.move_far_at_servers().and_then(|()| evacuation.run_batches());
         evacuation.close();
         (evacuation.moved, result)
     }
@@ -149,7 +182,18 @@ impl<'a, 'r> Evacuation<'a, 'r> {
             let stop = self.heap.stops.begin()?;
             let is_moved = self.move_objects(&batch);
             self.heap.counters.count_pause(stop.end());
-            self.settle(batch, &is_moved);
+            let mut is_left = vec![false; batch.sources.len()];
+            self.note_moved(&batch, &is_moved, &mut is_left);
+            drop(batch.pins);
+            for (source, is_left) in batch.sources.into_iter().zip(is_left).rev() {
+                // Others change one that is left, so it is not sparse for long, or will be found again.
+                if !self.release_if_empty(source.unit.id) && !is_left {
+                    self.sources.push_front(source.unit);
+                }
+                if let SourceBytes::Copy(copy) = source.bytes {
+                    self.reader.take_back(copy);
+                }
+            }
         }
         Ok(())
     }
@@ -158,20 +202,26 @@ impl<'a, 'r> Evacuation<'a, 'r> {
     fn plan(&mut self) -> Result<Batch<'a>, GcError> {
         let mut batch = Batch::default();
         let count = self.sources.len().min(self.batch_pages);
-        let chosen: Vec<(UnitId, u32)> = self.sources.drain(..count).collect();
-        let pages: Vec<u32> = chosen.iter().map(|(_, page)| *page).collect();
+        let chosen: Vec<SparseUnit> = self.sources.drain(..count).collect();
+        let pages: Vec<u32> = chosen.iter().map(|unit| unit.page).collect();
         let copies = self.reader.copy_far(&pages)?;
+        self.moved.read_pages += copies.len() as u64;
         let mut copies: HashMap<u32, FarCopy> = copies.into_iter().map(|copy| (copy.page(), copy)).collect();
         let space = self.heap.pages.space();
         let mut scope = space.enter();
         let mut objects = Vec::new();
-        for (id, page) in chosen {
-            let source = SparsePage { id, page, copy: copies.remove(&page) };
-            // Otherwise it has just left, or cannot be read.
-            if source.copy.is_some() || space.is_near(page) && retry(&mut scope, |scope| batch.pin(scope, page))? {
-                objects.extend(self.objects_of(&scope, &source, batch.sources.len())?);
-                batch.sources.push(source);
-            }
+        for unit in chosen {
+            let bytes = match copies.remove(&unit.page) {
+                Some(copy) => SourceBytes::Copy(copy),
+                None if space.is_near(unit.page) && retry(&mut scope, |scope| batch.pin(scope, unit.page))? => {
+                    SourceBytes::Near
+                }
+                // It has just left, or cannot be read.
+                None => continue,
+            };
+            let source = SparsePage { unit, bytes };
+            objects.extend(self.objects_of(&scope, &source, batch.sources.len())?);
+            batch.sources.push(source);
             scope.renew();
         }
         let mut entry_pages = HashSet::new();
@@ -184,14 +234,14 @@ impl<'a, 'r> Evacuation<'a, 'r> {
         scope.prefetch(entry_pages);
         for object in objects {
             let word = retry(&mut scope, |scope| self.heap.entries.load(scope, object.entry))?;
-            if (word.page(), word.card()) != (batch.sources[object.source].page, object.card) {
+            if (word.page(), word.card()) != (batch.sources[object.source].unit.page, object.card) {
                 return Err(GcError::Damaged { entry: object.entry, what: "its entry does not lead to it" });
             }
             if !batch.pin(&scope, self.heap.entries.place(object.entry).0)? {
                 break;
             }
-            let is_far = batch.sources[object.source].copy.is_some();
-            let cards = object.bytes.max(OBJECT_BYTES_MIN).div_ceil(CARD_BYTES) as u32;
+            let is_far = matches!(batch.sources[object.source].bytes, SourceBytes::Copy(_));
+            let cards = cards_of(object.bytes);
             let Some(open) = find_room(self.heap, &scope, &mut self.open[usize::from(is_far)], cards) else { break };
             let Some(target_card) = open.fill.next(cards).filter(|_| batch.pin(&scope, open.page).is_ok_and(|it| it))
             else {
@@ -212,17 +262,21 @@ impl<'a, 'r> Evacuation<'a, 'r> {
         source: &SparsePage,
         index: usize,
     ) -> Result<Vec<SparseObject>, GcError> {
-        let near = if source.copy.is_none() { Some(scope.bring(source.page)?) } else { None };
+        let (near, copy) = match &source.bytes {
+            SourceBytes::Near => (Some(scope.bring(source.unit.page)?), None),
+            SourceBytes::Copy(copy) => (None, Some(copy)),
+            SourceBytes::Server { .. } => (None, None),
+        };
         let word = |offset: usize| {
             assert!(offset + size_of::<u64>() <= PAGE_BYTES && offset.is_multiple_of(size_of::<u64>()));
-            match (near, &source.copy) {
+            match (near, copy) {
                 // SAFETY: the page is near in the scope, the offset lies in it and is aligned, and
                 // mutators change words as atomics.
                 (Some(near), _) => unsafe { near.add(offset).cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed),
                 (None, Some(copy)) => {
                     copy.bytes()[offset..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
                 }
-                (None, None) => unreachable!("a source is near, or copied"),
+                (None, None) => unreachable!("the server has looked at its objects"),
             }
         };
         let object = |card: u8| {
@@ -234,7 +288,7 @@ impl<'a, 'r> Evacuation<'a, 'r> {
             }
             Ok(SparseObject { source: index, card, bytes: found.bytes as usize, entry })
         };
-        self.occupancy(source.id).iter().map(object).collect()
+        self.occupancy(source.unit.id).iter().map(object).collect()
     }
 
     fn occupancy(&self, (index, unit): UnitId) -> PageOccupancy {
@@ -246,18 +300,24 @@ impl<'a, 'r> Evacuation<'a, 'r> {
     /// moved.
     fn move_objects(&self, batch: &Batch<'_>) -> Vec<bool> {
         let scope = self.heap.pages.space().enter();
-        let sources: Vec<_> = batch.sources.iter().map(|source| self.bytes_of(&scope, source)).collect();
+        let sources: Vec<_> = batch.sources.iter().map(|source| self.stopped(&scope, source)).collect();
         let move_object = |it: &Move| {
-            let Some(from) = sources[it.object.source] else { return false };
-            // It is pinned, as is the page of the entry, so this neither waits nor fails.
-            let Ok(to) = scope.bring_to_change(it.target_page) else { return false };
-            // SAFETY:
-            // - the source has the object there, by its layout: it is near in the scope or a copy, and
-            //   nobody changes it, because all mutators are stopped;
-            // - the target is near in the scope, and has room for the object there, which is nobody's.
-            unsafe {
-                let to = to.add(first_byte(it.target_card));
-                to.copy_from_nonoverlapping(from.add(first_byte(it.object.card)), it.object.bytes);
+            match sources[it.object.source] {
+                StoppedSource::Changed => return false,
+                StoppedSource::Copied => {}
+                StoppedSource::Here(from) => {
+                    // It is pinned, as is the page of the entry, so this neither waits nor fails.
+                    let Ok(to) = scope.bring_to_change(it.target_page) else { return false };
+                    // SAFETY:
+                    // - the source has the object there, by its layout: it is near in the scope or a
+                    //   copy, and nobody changes it, because all mutators are stopped;
+                    // - the target is near in the scope, and has room for the object there, which is
+                    //   nobody's.
+                    unsafe {
+                        let to = to.add(first_byte(it.target_card));
+                        to.copy_from_nonoverlapping(from.add(first_byte(it.object.card)), it.object.bytes);
+                    }
+                }
             }
             let word = EntryWord::new(it.target_page, it.target_card, it.generation);
             self.heap.entries.replace(&scope, it.object.entry, word).is_ok()
@@ -265,56 +325,57 @@ impl<'a, 'r> Evacuation<'a, 'r> {
         batch.moves.iter().map(move_object).collect()
     }
 
-    /// Returns where the bytes of a source are while all mutators are stopped; `None` if its copy is
-    /// out of date.
-    fn bytes_of(&self, scope: &SpaceScope<'_>, source: &SparsePage) -> Option<NonNull<u8>> {
-        match &source.copy {
-            Some(copy) if self.reader.is_current(copy) || self.heap.broken == Some(BrokenRule::CopiesAreCurrent) => {
-                Some(NonNull::from(copy.bytes()).cast())
+    /// Returns where the bytes of a source are while all mutators are stopped.
+    fn stopped(&self, scope: &SpaceScope<'_>, source: &SparsePage) -> StoppedSource {
+        let is_believed = self.heap.broken == Some(BrokenRule::CopiesAreCurrent);
+        match &source.bytes {
+            SourceBytes::Copy(copy) if is_believed || self.reader.is_current(copy) => {
+                StoppedSource::Here(NonNull::from(copy.bytes()).cast())
             }
-            Some(_) => None,
-            None => scope.bring(source.page).ok(),
+            SourceBytes::Server { sum }
+                if is_believed || self.heap.pages.space().is_far_with(source.unit.page, *sum) =>
+            {
+                StoppedSource::Copied
+            }
+            SourceBytes::Copy(_) | SourceBytes::Server { .. } => StoppedSource::Changed,
+            SourceBytes::Near => scope.bring(source.unit.page).map_or(StoppedSource::Changed, StoppedSource::Here),
         }
     }
 
-    /// Notes what was moved, gives back what is empty, and puts the sources back that had more objects
-    /// than the batch.
-    fn settle(&mut self, batch: Batch<'_>, is_moved: &[bool]) {
-        drop(batch.pins);
+    /// Notes what was moved, and which sources have objects that were not.
+    fn note_moved(&mut self, batch: &Batch<'_>, is_moved: &[bool], is_left: &mut [bool]) {
         let mut regions = self.heap.pages.lock();
         let mut occupancy_of = |(index, unit): UnitId, change: &mut dyn FnMut(&mut PageOccupancy)| {
             if let Some(region) = regions.get_mut(index) {
                 change(&mut region.occupancy[unit as usize]);
             }
         };
-        let mut is_left = vec![false; batch.sources.len()];
         for (it, is_moved) in batch.moves.iter().zip(is_moved) {
             if !is_moved {
                 is_left[it.object.source] = true;
                 continue;
             }
-            occupancy_of(batch.sources[it.object.source].id, &mut |objects| objects.remove(it.object.card));
+            let source = &batch.sources[it.object.source];
+            occupancy_of(source.unit.id, &mut |objects| objects.remove(it.object.card));
             occupancy_of(it.target, &mut |objects| {
                 objects.insert(it.target_card);
             });
             self.moved.objects += 1;
             self.moved.bytes += it.object.bytes as u64;
+            self.moved.at_servers += u64::from(matches!(source.bytes, SourceBytes::Server { .. }));
         }
-        drop(regions);
-        for (source, is_left) in batch.sources.into_iter().zip(is_left).rev() {
-            if self.occupancy(source.id).is_empty() {
-                // SAFETY: the unit was made. No entry leads into it since the stop, in which no mutator
-                // had a reference; our scope and the pins have ended.
-                unsafe { self.heap.pages.release_unit(source.id) };
-                self.moved.pages += 1;
-            } else if !is_left {
-                // Others change one that is left, so it is not sparse for long, or will be found again.
-                self.sources.push_front((source.id, source.page));
-            }
-            if let Some(copy) = source.copy {
-                self.reader.take_back(copy);
-            }
+    }
+
+    /// Gives back a source out of which all objects have moved. Returns whether they have.
+    fn release_if_empty(&mut self, id: UnitId) -> bool {
+        let is_empty = self.occupancy(id).is_empty();
+        if is_empty {
+            // SAFETY: the unit was made. No entry leads into it since the stop, in which no mutator had
+            // a reference; our scope and the pins have ended.
+            unsafe { self.heap.pages.release_unit(id) };
+            self.moved.pages += 1;
         }
+        is_empty
     }
 
     /// Gives back fresh pages that have got nothing.

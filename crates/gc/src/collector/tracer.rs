@@ -108,7 +108,7 @@ impl<'l> FoundObject<'l> {
 }
 
 /// Near memory of a cycle's tables, with which the far heap is charged.
-struct TableCharge<'a> {
+pub(super) struct TableCharge<'a> {
     space: &'a Space,
     bytes: u64,
     /// Part of these for objects that wait for far pages.
@@ -116,7 +116,13 @@ struct TableCharge<'a> {
 }
 
 impl TableCharge<'_> {
-    fn add(&mut self, bytes: usize) {
+    /// Creates a charge of nothing.
+    pub(super) fn new(space: &Space) -> TableCharge<'_> {
+        TableCharge { space, bytes: 0, of_waiters: 0 }
+    }
+
+    /// Charges for so many bytes more.
+    pub(super) fn add(&mut self, bytes: usize) {
         self.space.charge_anyway(bytes as u64);
         self.bytes += bytes as u64;
     }
@@ -150,7 +156,7 @@ impl<'a> Tracer<'a> {
     /// Creates the tracer of a snapshot, while all mutators are stopped.
     pub(super) fn new(heap: &'a GcInner, marking: Arc<Marking>) -> Tracer<'a> {
         let old = heap.pages.lock().snapshot();
-        let mut charge = TableCharge { space: heap.pages.space(), bytes: 0, of_waiters: 0 };
+        let mut charge = TableCharge::new(heap.pages.space());
         charge.add(Marking::near_bytes(&heap.entries) + old.near_bytes());
         let mut tracer = Tracer {
             heap,

@@ -10,8 +10,12 @@ pub(crate) use run::{Over, is_deep, seed};
 pub(crate) const MIB: u64 = 1 << 20;
 
 pub(crate) fn far_heap(near_mib: u64) -> Heap {
+    far_heap_at("ram:", near_mib)
+}
+
+pub(crate) fn far_heap_at(pool: &str, near_mib: u64) -> Heap {
     let near = near_mib * MIB;
-    Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).build().unwrap()
+    Heap::builder().near(near).near_max(near).far(1 << 30).paranoid(true).pool(pool).build().unwrap()
 }
 
 pub(crate) fn heaps(near_mib: u64, limit_mib: u64) -> (Heap, GcHeap) {

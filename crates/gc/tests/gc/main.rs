@@ -3,7 +3,9 @@
 mod api;
 mod collections;
 mod common;
+mod counters;
 mod errors;
 mod evacuation;
+mod graph;
 mod rules;
 mod shadow;

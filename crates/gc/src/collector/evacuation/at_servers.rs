@@ -1,0 +1,329 @@
+//! Evacuation at memory servers: the server that has far pages copies their live objects into fresh
+//! pages (`ff.evacuate`), so that no byte of an object passes through the client.
+//!
+//! The server gets far pages of which all is known here, and fresh pages that nobody else has. It says
+//! which objects it has copied, and the checksum of each page that it has read. Then entries get their
+//! new places at stops, as they do when the collector has copied: if the source is still far, with
+//! that checksum. Until then, nothing that anybody sees has changed. So a call that fails is forgotten,
+//! and the collector copies.
+//!
+//! Servers fill whole pages. What would fill less than one is left to the collector, and so are pages
+//! that are near.
+
+use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, first_byte, retry};
+use crate::collector::tracer::TableCharge;
+use crate::error::GcError;
+use crate::pages::{SparseUnit, UnitId, UnitPurpose};
+use farfield::space::UnmadeUnits;
+use farfield_core::gc::{CARDS_PER_PAGE, ObjectHeader, PageOccupancy, PageSequence, cards_of};
+use farfield_core::geometry::PAGE_BYTES;
+use farfield_wic::CallError;
+use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuationBatch, SourcePage};
+use std::collections::VecDeque;
+
+/// Sources of a call, at most.
+const SOURCES_MAX: usize = 128;
+
+/// Sources for which a server is asked, at least: to read fewer takes less time than a call.
+const SOURCES_MIN: usize = 4;
+
+/// Most objects of a call: so many for each page that the collector could copy instead, within these
+/// bounds. An answer has room for more.
+const OBJECTS_PER_PAGE: usize = 64;
+const OBJECTS: (usize, usize) = (512, 4096);
+
+/// Near memory that an object of a call takes.
+const OBJECT_NEAR_BYTES: usize = size_of::<CopiedObject>() + size_of::<EvacuatedObject>() + size_of::<Move>();
+
+/// Most bytes of an argument for layouts.
+const LAYOUT_BYTES_MAX: usize = 32 * 1024;
+
+/// Fresh page for a server to fill.
+type Target = (UnitId, u32);
+
+/// Sources and fresh pages of one call.
+struct ServerBatch {
+    sources: Vec<SparseUnit>,
+    /// The sources, as the server gets them.
+    pages: Vec<SourcePage>,
+    targets: Vec<Target>,
+    /// Number of the objects that the sources hold.
+    objects: usize,
+}
+
+/// Object that a server has copied.
+struct CopiedObject {
+    object: SparseObject,
+    target: Target,
+    target_card: u8,
+}
+
+impl<'a> Evacuation<'a, '_> {
+    /// Moves objects of far sources that servers copy, and leaves the other sources.
+    pub(super) fn move_far_at_servers(&mut self) -> Result<(), GcError> {
+        if !self.heap.evacuate_at_servers {
+            return Ok(());
+        }
+        let layouts = self.layouts.encode();
+        if layouts.len() > LAYOUT_BYTES_MAX {
+            return Ok(());
+        }
+        let mut others = Vec::new();
+        while !self.heap.cycles.is_closed()
+            && let Some(batch) = self.choose(&mut others)
+        {
+            if !self.move_batch_at_server(batch, &layouts, &mut others)? {
+                break;
+            }
+        }
+        others.extend(self.sources.drain(..));
+        others.sort_unstable_by_key(|unit| unit.page);
+        self.sources = others.into();
+        Ok(())
+    }
+
+    /// Chooses far sources, and takes fresh pages for what they hold. Moves sources that are near to
+    /// `others`, and all of them if no server need be asked.
+    fn choose(&mut self, others: &mut Vec<SparseUnit>) -> Option<ServerBatch> {
+        let space = self.heap.pages.space();
+        if !space.may_call::<Evacuate>() {
+            return None;
+        }
+        let (mut sources, mut pages) = (Vec::new(), Vec::new());
+        let (mut cards, mut objects) = (0, 0);
+        let objects_max = (self.heap.copied_pages * OBJECTS_PER_PAGE).clamp(OBJECTS.0, OBJECTS.1);
+        while let Some(unit) = self.sources.pop_front() {
+            let live = self.occupancy(unit.id);
+            if sources.len() == SOURCES_MAX || objects + live.count() as usize > objects_max {
+                self.sources.push_front(unit);
+                break;
+            }
+            if space.is_near(unit.page) {
+                others.push(unit);
+                continue;
+            }
+            (cards, objects) = (cards + unit.cards, objects + live.count() as usize);
+            sources.push(unit);
+            pages.push(SourcePage { page: unit.page, live: live.words() });
+        }
+        let wanted = if sources.len() < SOURCES_MIN { 0 } else { cards / CARDS_PER_PAGE };
+        let targets = self.take_targets(wanted);
+        if targets.is_empty() {
+            others.append(&mut sources);
+            return None;
+        }
+        Some(ServerBatch { sources, pages, targets, objects })
+    }
+
+    /// Takes up to so many fresh pages. Half of the room that the limit leaves stays for mutators.
+    fn take_targets(&self, wanted: u32) -> Vec<Target> {
+        let pages = &self.heap.pages;
+        let room = pages.limit().saturating_sub(pages.used());
+        let most = u64::from(wanted).min((room / 2).max(1));
+        let take = || {
+            let is_reserved = pages.reserve_to_move();
+            let taken = is_reserved.then(|| pages.take_unit(UnitPurpose::OBJECTS).ok()).flatten();
+            if is_reserved && taken.is_none() {
+                pages.unreserve(1);
+            }
+            taken
+        };
+        (0..most).map_while(|_| take()).collect()
+    }
+
+    /// Lets a server copy what lies in sources, and lets the entries lead there. Returns whether there
+    /// may be more to copy for it.
+    fn move_batch_at_server(
+        &mut self,
+        batch: ServerBatch,
+        layouts: &[u8],
+        others: &mut Vec<SparseUnit>,
+    ) -> Result<bool, GcError> {
+        let ServerBatch { sources, pages, targets, objects } = batch;
+        let mut charge = TableCharge::new(self.heap.pages.space());
+        charge.add(objects * OBJECT_NEAR_BYTES);
+        let target_pages: Vec<u32> = targets.iter().map(|(_, page)| *page).collect();
+        let argument =
+            EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: target_pages.clone() };
+        let space = self.heap.pages.space();
+        let answer = space.call_to_make::<Evacuate>(&target_pages, argument, |answer| &answer.target_sums);
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(UnmadeUnits { error, is_over }) => {
+                self.moved.refused_calls += u64::from(error != CallError::Nowhere);
+                for (id, _) in targets {
+                    if is_over {
+                        self.cancel_target(id);
+                    } else {
+                        self.heap.pages.lose_unit(id);
+                    }
+                }
+                others.extend(sources);
+                return Ok(false);
+            }
+        };
+        let written = answer.target_sums.len().min(targets.len());
+        let Some(copied) = copied_objects(&answer, &pages, &targets) else {
+            self.moved.refused_calls += 1;
+            self.release_targets(&targets, written);
+            others.extend(sources);
+            return Ok(false);
+        };
+        let sums = answer.sources.iter().map(|page| page.sum);
+        let to_page = |(unit, sum)| SparsePage { unit, bytes: SourceBytes::Server { sum } };
+        let mut rest = sources;
+        let unread = rest.split_off(answer.sources.len().min(rest.len()));
+        let mut batch = Batch { sources: rest.into_iter().zip(sums).map(to_page).collect(), ..Batch::default() };
+        let mut progress = Progress::new(batch.sources.len());
+        let moved_before = self.moved.objects;
+        let result = self.publish(&mut batch, copied, &mut progress);
+        batch.pins.clear();
+        self.release_targets(&targets, written);
+        let is_progress = self.moved.objects > moved_before && result.is_ok();
+        for source in unread.into_iter().rev() {
+            self.sources.push_front(source);
+        }
+        for (index, SparsePage { unit, .. }) in batch.sources.into_iter().enumerate().rev() {
+            if self.release_if_empty(unit.id) {
+                continue;
+            }
+            if progress.is_doubtful[index] {
+                others.push(unit);
+            } else if !progress.is_left[index] {
+                // The fresh pages had no room for the rest.
+                let cards = unit.cards.saturating_sub(progress.moved_cards[index]);
+                self.sources.push_front(SparseUnit { cards, ..unit });
+            }
+        }
+        result.map(|()| is_progress)
+    }
+
+    /// Lets the entries of copied objects lead to the copies, at a stop for some pages of entries each.
+    fn publish(
+        &mut self,
+        batch: &mut Batch<'a>,
+        mut copied: Vec<CopiedObject>,
+        progress: &mut Progress,
+    ) -> Result<(), GcError> {
+        copied.retain(|CopiedObject { object, .. }| {
+            let is_used = self.heap.entries.is_used(object.entry);
+            progress.is_doubtful[object.source] |= !is_used;
+            is_used
+        });
+        // Entry pages are as many as entries need, so a number tells its page.
+        copied.sort_unstable_by_key(|copied| copied.object.entry);
+        let mut copied: VecDeque<CopiedObject> = copied.into();
+        while !copied.is_empty() && !self.heap.cycles.is_closed() {
+            batch.moves.clear();
+            batch.pins.clear();
+            self.prepare(batch, &mut copied, progress)?;
+            if batch.moves.is_empty() {
+                continue;
+            }
+            let stop = self.heap.stops.begin()?;
+            let is_moved = self.move_objects(batch);
+            self.heap.counters.count_pause(stop.end());
+            self.note_moved(batch, &is_moved, &mut progress.is_left);
+            for (it, _) in batch.moves.iter().zip(&is_moved).filter(|(_, is_moved)| **is_moved) {
+                progress.moved_cards[it.object.source] += cards_of(it.object.bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes objects whose entries lie in some pages, brings these pages near, and pins them.
+    fn prepare(
+        &self,
+        batch: &mut Batch<'a>,
+        copied: &mut VecDeque<CopiedObject>,
+        progress: &mut Progress,
+    ) -> Result<(), GcError> {
+        let mut scope = self.heap.pages.space().enter();
+        let mut entry_pages: Vec<u32> = Vec::new();
+        let mut group = Vec::new();
+        while let Some(next) = copied.front() {
+            let page = self.heap.entries.place(next.object.entry).0;
+            if entry_pages.last() != Some(&page) {
+                if entry_pages.len() == self.batch_pages {
+                    break;
+                }
+                entry_pages.push(page);
+            }
+            group.extend(copied.pop_front());
+        }
+        scope.prefetch(entry_pages);
+        for CopiedObject { object, target, target_card } in group {
+            let word = retry(&mut scope, |scope| self.heap.entries.load(scope, object.entry))?;
+            if (word.page(), word.card()) != (batch.sources[object.source].unit.page, object.card) {
+                // The page is not what the server has read, or the collector says what is wrong with it.
+                progress.is_doubtful[object.source] = true;
+            } else if batch.pin(&scope, self.heap.entries.place(object.entry).0)? {
+                let (target, target_page) = target;
+                batch.moves.push(Move { object, generation: word.generation(), target, target_page, target_card });
+            } else {
+                progress.is_left[object.source] = true;
+            }
+            scope.renew();
+        }
+        Ok(())
+    }
+
+    /// Gives back a fresh page that was never made.
+    fn cancel_target(&self, id: UnitId) {
+        self.heap.pages.cancel_unit(id);
+        self.heap.pages.unreserve(1);
+    }
+
+    /// Gives back fresh pages that have got nothing, of which the server has written the first ones.
+    fn release_targets(&self, targets: &[Target], written: usize) {
+        for (index, (id, _)) in targets.iter().enumerate() {
+            if index >= written {
+                self.cancel_target(*id);
+            } else if self.occupancy(*id).is_empty() {
+                // SAFETY: the server has made the unit, and no entry leads into it.
+                unsafe { self.heap.pages.release_unit(*id) };
+            }
+        }
+    }
+}
+
+/// What became of the sources of one call.
+struct Progress {
+    /// An object was not moved, because its page has changed or is near.
+    is_left: Vec<bool>,
+    /// The server's word about an object does not agree with what is known here.
+    is_doubtful: Vec<bool>,
+    /// Cards of the objects that were moved.
+    moved_cards: Vec<u32>,
+}
+
+impl Progress {
+    fn new(sources: usize) -> Progress {
+        Progress { is_left: vec![false; sources], is_doubtful: vec![false; sources], moved_cards: vec![0; sources] }
+    }
+}
+
+/// Returns the objects of an answer and where they lie now; `None` if the answer makes no sense.
+fn copied_objects(answer: &Evacuated, pages: &[SourcePage], targets: &[Target]) -> Option<Vec<CopiedObject>> {
+    let mut objects = answer.objects.iter();
+    let mut places = PageSequence::new(answer.target_sums.len().min(targets.len()));
+    let mut copied = Vec::with_capacity(answer.objects.len());
+    for (source, (asked, found)) in pages.iter().zip(&answer.sources).enumerate() {
+        let live = PageOccupancy::from_words(asked.live);
+        if found.objects > live.count() {
+            return None;
+        }
+        for card in live.iter().take(found.objects as usize) {
+            let object = objects.next()?;
+            let bytes = object.bytes as usize;
+            if !(ObjectHeader::BYTES..=PAGE_BYTES - first_byte(card)).contains(&bytes) {
+                return None;
+            }
+            let (target, target_card) = places.place(bytes)?;
+            let object = SparseObject { source, card, bytes, entry: object.entry };
+            copied.push(CopiedObject { object, target: *targets.get(target)?, target_card });
+        }
+    }
+    let is_whole = objects.next().is_none() && answer.sources.len() <= pages.len();
+    (is_whole && places.used() == answer.target_sums.len()).then_some(copied)
+}
