@@ -34,6 +34,8 @@ pub(crate) enum ObjectContents {
     Values(unsafe fn(*const u8, usize, &mut dyn FnMut(OwnedObject))),
     /// An atomic number.
     Number,
+    /// A value under a lock. The home of the lock knows what it owns.
+    Locked,
     /// A value to which others are tied.
     Group,
 }
@@ -46,6 +48,10 @@ impl OwnedObject {
 
     pub(crate) fn number(word: OwnerWord) -> OwnedObject {
         OwnedObject { word, bytes: size_of::<u64>(), count: 1, contents: ObjectContents::Number }
+    }
+
+    pub(crate) fn locked(word: OwnerWord) -> OwnedObject {
+        OwnedObject { word, bytes: 0, count: 1, contents: ObjectContents::Locked }
     }
 }
 

@@ -17,7 +17,7 @@
 //! writer succeeds from then on, so a writer that was only slow sends nothing more; and what the fenced word
 //! names is all that anybody was told.
 
-use super::OwnerWord;
+use super::{OwnerWord, StoredLock};
 use crate::geometry::PAGE_BYTES;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -26,6 +26,8 @@ use alloc::vec::Vec;
 const HEADER_BYTES: usize = 16;
 /// Number of bytes of an entry that frees an object.
 const FREED: u64 = u64::MAX;
+/// Mark of an entry that is a lock's, beside the number of its bytes.
+const LOCK: u64 = 1 << 62;
 /// Contents are aligned to this, in a batch.
 const ALIGN: usize = 8;
 
@@ -84,7 +86,8 @@ pub struct BackupLayout {
 impl BackupLayout {
     /// Returns the layout for objects that take at most so many bytes with their blocks' headers.
     pub fn for_objects(bytes: u64) -> BackupLayout {
-        // An entry is no larger than a block, so a checkpoint takes half of a half at most.
+        // An object's entry is no larger than its block, so a checkpoint of objects takes half of a half at
+        // most. A lock's entry has 8 bytes more, and 16 for each holder.
         BackupLayout { half_pages: 2 * bytes.div_ceil(PAGE_BYTES as u64) + 2 }
     }
 
@@ -180,12 +183,21 @@ impl Default for BackupBatch {
 impl BackupBatch {
     /// Adds the contents of an object.
     pub fn put(&mut self, word: OwnerWord, contents: &[u8]) {
-        self.entry(word, contents.len() as u64);
+        self.put_entry(word, 0, contents);
+    }
+
+    /// Adds the state of a lock.
+    pub fn put_lock(&mut self, word: OwnerWord, lock: &StoredLock) {
+        self.put_entry(word, LOCK, &lock.encode());
+    }
+
+    fn put_entry(&mut self, word: OwnerWord, mark: u64, contents: &[u8]) {
+        self.entry(word, contents.len() as u64 | mark);
         self.bytes.extend_from_slice(contents);
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
-    /// Adds that an object was freed.
+    /// Adds that an object or a lock was freed.
     pub fn free(&mut self, word: OwnerWord) {
         self.entry(word, FREED);
     }
@@ -222,11 +234,13 @@ impl BackupBatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MalformedBatch;
 
-/// Objects of a backup, by their offsets in the partition: what the batches say that count.
+/// Contents of a backup, by their offsets in the partition: what the batches say that count.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct BackupImage {
     /// Word and contents of each object.
     pub objects: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    /// Word and state of each lock.
+    pub locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
 }
 
 impl BackupImage {
@@ -235,21 +249,28 @@ impl BackupImage {
         while !entries.is_empty() {
             let word = OwnerWord::from_bits(take_u64(&mut entries)?).ok_or(MalformedBatch)?;
             let bytes = take_u64(&mut entries)?;
+            // Whatever has the block now, or nothing.
+            self.objects.remove(&word.offset());
+            self.locks.remove(&word.offset());
             if bytes == FREED {
-                self.objects.remove(&word.offset());
                 continue;
             }
-            let len = usize::try_from(bytes).map_err(|_| MalformedBatch)?;
+            let len = usize::try_from(bytes & !LOCK).map_err(|_| MalformedBatch)?;
             let padded = len.checked_next_multiple_of(ALIGN).ok_or(MalformedBatch)?;
             let (contents, rest) = entries.split_at_checked(padded).ok_or(MalformedBatch)?;
-            self.objects.insert(word.offset(), (word, contents[..len].to_vec()));
+            let contents = &contents[..len];
+            if bytes & LOCK == 0 {
+                self.objects.insert(word.offset(), (word, contents.to_vec()));
+            } else {
+                self.locks.insert(word.offset(), (word, StoredLock::decode(contents)?));
+            }
             entries = rest;
         }
         Ok(())
     }
 }
 
-fn take_u64(bytes: &mut &[u8]) -> Result<u64, MalformedBatch> {
+pub(super) fn take_u64(bytes: &mut &[u8]) -> Result<u64, MalformedBatch> {
     let (first, rest) = bytes.split_first_chunk().ok_or(MalformedBatch)?;
     *bytes = rest;
     Ok(u64::from_le_bytes(*first))
@@ -322,7 +343,8 @@ impl BackupReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dsm::{Colour, Partition};
+    use crate::dsm::{Colour, HomeTicket, Partition};
+    use crate::lock::LockMode;
     use alloc::vec;
 
     const PAGE: usize = PAGE_BYTES;
@@ -409,6 +431,20 @@ mod tests {
                     }
                 }
             }
+            // A lock of which each batch has another state, and one that is freed.
+            let (lock, other) = (word(6, 1), word(7, 1));
+            let ticket = HomeTicket { node: 2, number: number as u64 };
+            let holders = (0..number % 3).map(|_| (ticket, LockMode::Shared)).collect();
+            let state = StoredLock { value: vec![number as u8; 9], holders, ..StoredLock::default() };
+            batch.put_lock(lock, &state);
+            image.locks.insert(lock.offset(), (lock, state.clone()));
+            if number % 2 == 0 {
+                batch.put_lock(other, &state);
+                image.locks.insert(other.offset(), (other, state));
+            } else {
+                batch.free(other);
+                image.locks.remove(&other.offset());
+            }
             story.push((batch, image.clone()));
         }
         story
@@ -416,6 +452,7 @@ mod tests {
 
     fn checkpoint_of(image: &BackupImage) -> BackupBatch {
         let mut batch = BackupBatch::default();
+        image.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
         image.objects.values().for_each(|(word, contents)| batch.put(*word, contents));
         batch
     }
@@ -514,6 +551,27 @@ mod tests {
         }
         let beyond = CommitWord::from_bits(commit.bits() + 1);
         assert_eq!(region.read(layout, beyond), Err(MalformedBatch));
+    }
+
+    #[test]
+    fn a_changed_batch_is_read_within_its_bounds_or_refused() {
+        let layout = BackupLayout { half_pages: 40 };
+        let (region, place, _) = killed_at(layout, 7, u32::MAX, true);
+        let mut random = fastrand::Rng::with_seed(13);
+        let end = (place.first_page + place.pages) as usize * PAGE;
+        let mut refused = 0;
+        for _ in 0..3000 {
+            let mut region = region.clone();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(PAGE..end);
+                region.0[at] = random.u8(..);
+                // Most bytes are contents, so one of a header is changed, too.
+                let header = random.usize(1..end / PAGE) * PAGE + random.usize(..64);
+                region.0[header] ^= 1 << random.u8(..8);
+            }
+            refused += u32::from(region.read(layout, region.commit()).is_err());
+        }
+        assert!(refused > 500, "{refused}");
     }
 
     #[test]

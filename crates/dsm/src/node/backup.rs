@@ -8,7 +8,9 @@
 //! changes that has to change the object, too, because the word is in it.
 //!
 //! Atomic numbers change without an owner. Each step notes its number, and the next message, of whatever
-//! kind, takes it along.
+//! kind, takes it along. So does each change of a lock that others know: the backup has the lock's value as it
+//! was released last, and its holders ([`StoredLock`]). What the value owns is staged with it, unless somebody
+//! may be writing to that.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::{AtomicStep, NodeId, ShareNode};
@@ -17,9 +19,10 @@ use crate::backup::{BackupError, BackupRegion};
 use crate::message::ShareMessage;
 use crate::object::ObjectContents;
 use crate::stats::count;
+use crate::task::code::ShippedCode;
 use crate::{OwnedObject, ShareError};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord};
+use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord, StoredLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -37,6 +40,9 @@ struct BackupState {
     stored: HashMap<u64, StoredObject>,
     /// Numbers that have changed since they were stored.
     numbers: HashSet<OwnerWord>,
+    /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
+    locks: HashMap<u64, KnownLock>,
+    changed_locks: HashSet<u64>,
     /// Batch that is being collected, its number here, and the entries in it that somebody waits for.
     batch: BackupBatch,
     collecting: u64,
@@ -79,6 +85,25 @@ impl StoredObject {
     }
 }
 
+/// Lock of this node as others may find it.
+struct KnownLock {
+    word: OwnerWord,
+    state: StoredLock,
+    /// Code that says what the value owns.
+    destructor: Option<ShippedCode>,
+    /// Whether others may know the lock, so that it is stored.
+    is_shared: bool,
+}
+
+impl KnownLock {
+    /// Returns the objects that the value owns, if nobody writes to them.
+    fn owned(&self) -> Vec<OwnedObject> {
+        let destructor = self.destructor.filter(|_| !self.state.is_written() && !self.state.is_lost);
+        // SAFETY: the bytes of a value of the lock, which is forgotten here before the value is dropped.
+        destructor.map_or_else(Vec::new, |destructor| unsafe { destructor.owned_by(&self.state.value, false) })
+    }
+}
+
 struct BackupWriter {
     region: BackupRegion,
     log: BackupLog,
@@ -91,6 +116,8 @@ impl NodeBackup {
         let state = BackupState {
             stored: HashMap::new(),
             numbers: HashSet::new(),
+            locks: HashMap::new(),
+            changed_locks: HashSet::new(),
             batch: BackupBatch::default(),
             collecting: 1,
             staged: 0,
@@ -121,6 +148,10 @@ impl BackupState {
     fn stage(&mut self, node: &ShareNode, owned: Vec<OwnedObject>) {
         let mut left = owned;
         while let Some(OwnedObject { word, bytes, count, contents }) = left.pop() {
+            if matches!(contents, ObjectContents::Locked) {
+                self.share_lock(node, word);
+                continue;
+            }
             let is_stored = |stored: &StoredObject| stored.word == word && stored.bytes == bytes;
             // Groups are not kept. Objects of other nodes are in the backups of these.
             if !node.is_here(word)
@@ -139,9 +170,30 @@ impl BackupState {
         }
     }
 
-    fn stage_numbers(&mut self, arena: &ShareArena) {
+    /// Records that others may know a lock from now on.
+    fn share_lock(&mut self, node: &ShareNode, word: OwnerWord) {
+        let lock = self.locks.get_mut(&word.offset()).filter(|lock| node.is_here(word) && lock.word == word);
+        if let Some(lock) = lock
+            && !core::mem::replace(&mut lock.is_shared, true)
+        {
+            self.changed_locks.insert(word.offset());
+        }
+    }
+
+    /// Adds the numbers and locks that have changed, as they are now. A batch that is taken right afterwards
+    /// shows one moment of the node: whoever may write to what a lock owns is the lock's holder in it.
+    fn stage_changes(&mut self, node: &ShareNode) {
         for word in core::mem::take(&mut self.numbers) {
-            self.put(arena, StoredObject { word, bytes: size_of::<u64>(), is_number: true });
+            self.put(&node.arena, StoredObject { word, bytes: size_of::<u64>(), is_number: true });
+        }
+        // What a lock owns may own locks.
+        while let Some(offset) = self.changed_locks.iter().next().copied() {
+            self.changed_locks.remove(&offset);
+            let Some(lock) = self.locks.get(&offset) else { continue };
+            let owned = lock.owned();
+            self.batch.put_lock(lock.word, &lock.state);
+            self.staged += 1;
+            self.stage(node, owned);
         }
     }
 
@@ -153,6 +205,12 @@ impl BackupState {
             self.stored.remove(&word.offset());
             self.batch.free(word);
         }
+        if self.locks.get(&word.offset()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
+            self.changed_locks.remove(&word.offset());
+            if self.locks.remove(&word.offset()).is_some_and(|lock| lock.is_shared) {
+                self.batch.free(word);
+            }
+        }
     }
 
     /// Takes the batch to be written.
@@ -162,13 +220,16 @@ impl BackupState {
         core::mem::take(&mut self.batch)
     }
 
-    /// Makes a batch of all objects.
+    /// Makes a batch of all objects and locks.
     fn all(&self, arena: &ShareArena) -> BackupBatch {
         let mut all = BackupBatch::default();
         for stored in self.stored.values() {
             if let Some(contents) = stored.contents(arena) {
                 all.put(stored.word, &contents);
             }
+        }
+        for lock in self.locks.values().filter(|lock| lock.is_shared) {
+            all.put_lock(lock.word, &lock.state);
         }
         all
     }
@@ -206,8 +267,33 @@ impl ShareNode {
 
     /// Records that an object of this node is changed or freed from now on.
     pub(crate) fn forget_stored(&self, word: OwnerWord) {
-        if let Some(backup) = &self.backup {
+        if let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) {
             backup.lock().forget(word);
+        }
+    }
+
+    /// Begins a lock of this node, whose value has so many bytes.
+    pub(crate) fn begin_lock(&self, word: OwnerWord, bytes: usize, destructor: Option<ShippedCode>) {
+        let Some(backup) = &self.backup else { return };
+        let mut value = Vec::with_capacity(bytes);
+        self.arena.read(word, bytes as u64, &mut value);
+        let state = StoredLock { value, owns_others: destructor.is_some(), ..StoredLock::default() };
+        let mut backup = backup.lock();
+        if backup.ended.is_none() {
+            backup.locks.insert(word.offset(), KnownLock { word, state, destructor, is_shared: false });
+        }
+    }
+
+    /// Records a change of a lock of this node, before anybody is told of it. `note` returns whether there is
+    /// one. A lock that another node holds is known to others.
+    pub(super) fn note_lock(&self, word: OwnerWord, note: impl FnOnce(&mut StoredLock) -> bool) {
+        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
+        let mut backup = backup.lock();
+        let Some(lock) = backup.locks.get_mut(&word.offset()).filter(|lock| lock.word == word) else { return };
+        let is_changed = note(&mut lock.state);
+        lock.is_shared |= lock.state.holders.iter().any(|(ticket, _)| ticket.node != self.id.0);
+        if is_changed && lock.is_shared {
+            backup.changed_locks.insert(word.offset());
         }
     }
 
@@ -233,7 +319,7 @@ impl ShareNode {
     pub(crate) fn commit(&self) -> Result<(), ShareError> {
         let Some(backup) = &self.backup else { return Ok(()) };
         let mut state = backup.lock();
-        state.stage_numbers(&self.arena);
+        state.stage_changes(self);
         let is_wanted = state.staged > 0 || state.batch.len() > FREES_BYTES_MAX;
         let wanted = if is_wanted { state.collecting } else { state.collecting - 1 };
         loop {
@@ -247,6 +333,7 @@ impl ShareNode {
                 state = backup.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            state.stage_changes(self);
             let (number, batch) = (state.collecting, state.take_batch());
             let (mut batch, place) = match writer.log.append(&batch) {
                 Some(place) => (batch, Some(place)),
@@ -271,7 +358,7 @@ impl ShareNode {
             state.done = number;
             if end.is_some() {
                 state.ended = end;
-                state.stored = HashMap::new();
+                (state.stored, state.locks) = (HashMap::new(), HashMap::new());
             }
             backup.changed.notify_all();
         }

@@ -135,7 +135,7 @@ mod tests {
     use crate::NodeBuilder;
     use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, Peers};
-    use farfield_core::dsm::NodeLoad;
+    use farfield_core::dsm::{BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredLock};
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
     use std::sync::Arc;
@@ -143,7 +143,11 @@ mod tests {
     const BUILD: u128 = 77;
 
     fn door() -> (Arc<ShareNode>, Door) {
-        let peers = Peers::new(2, BUILD, String::new());
+        door_of(2)
+    }
+
+    fn door_of(nodes: u16) -> (Arc<ShareNode>, Door) {
+        let peers = Peers::new(nodes, BUILD, String::new());
         let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, None).unwrap();
         let door = Door::default();
         door.open(Arc::downgrade(&node));
@@ -254,6 +258,49 @@ mod tests {
         }
         let plain = node.store(&[7; 16]).unwrap();
         assert_eq!((read(second, 0), read(plain, 0)), (None, None), "it is gone, or no group");
+    }
+
+    /// Node 1 was given a lock by node 2, which died before it said so.
+    #[test]
+    fn whoever_was_given_a_lock_by_a_dead_home_has_it_when_asking_again() {
+        let (node, door) = door_of(3);
+        let word = OwnerWord::new(Partition::new(2).unwrap(), 64, Colour(3)).unwrap();
+        let holders = vec![(HomeTicket { node: 1, number: 7 }, LockMode::Exclusive)];
+        let lock = StoredLock { value: vec![5; 8], holders, ..StoredLock::default() };
+        let mut image = BackupImage::default();
+        image.locks.insert(word.offset(), (word, lock));
+        node.promote(NodeId(2), image);
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            let answer = ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(WaitAnswer::Granted { was_left, value })) => Some((was_left, value)),
+                Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(lock(8), None, "another one of that node");
+        assert_eq!((lock(7), lock(7)), (Some((false, vec![5; 8])), Some((false, vec![5; 8]))));
+        // What is said twice is done once, also after the next one has the lock.
+        let unlock = |value: u8| {
+            let end = LockEnd::Released(Some(vec![value; 8]));
+            ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket: 7, end }).unwrap();
+        };
+        unlock(6);
+        assert_eq!(lock(9), Some((false, vec![6; 8])));
+        unlock(7);
+        assert_eq!((lock(10), lock(9)), (None, Some((false, vec![6; 8]))));
+        // It is dropped when it is given back.
+        node.drop_here(word, None);
+        assert_eq!(node.stats().promoted_objects, 1);
+        ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket: 9, end: LockEnd::Abandoned }).unwrap();
+        let started = std::time::Instant::now();
+        while node.stats().promoted_objects > 0 {
+            assert!(started.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+        assert_eq!((node.stats().late_frees, node.stats().orphans), (0, 0));
     }
 
     #[test]

@@ -413,7 +413,11 @@ impl ShareNode {
     /// Drops an object of this node and frees its block, once.
     pub(crate) fn drop_here(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
         if !self.is_here(word) {
-            self.drop_promoted(word, destructor);
+            // What was not in the backup is counted.
+            if !self.holds_promoted(word) || self.begin_drop(word, destructor) {
+                self.drop_promoted(word, destructor);
+                self.end_drop(word);
+            }
             return;
         }
         if !self.begin_drop(word, destructor) {

@@ -2,7 +2,7 @@
 //!
 //! They are read, moved away and dropped, but no owner writes to one here: a mutable borrow brings it to a
 //! block of the borrower's node. So no new version is made in a partition that was promoted, and its words
-//! are never used again. Atomic numbers stay and are changed.
+//! are never used again. Atomic numbers and values under locks stay and are changed.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::{AtomicStep, NodeId, ShareNode, within};
@@ -60,6 +60,13 @@ impl PromotedObject {
     }
 }
 
+impl PromotedTable {
+    fn insert(&mut self, word: OwnerWord, contents: &[u8]) {
+        self.bytes += contents.len() as u64;
+        self.objects.insert(key(word), PromotedObject::new(word, contents));
+    }
+}
+
 impl PromotedObjects {
     fn lock(&self) -> MutexGuard<'_, PromotedTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -109,11 +116,23 @@ impl ShareNode {
     pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
         let mut table = self.promoted.lock();
         for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
-            table.bytes += contents.len() as u64;
-            table.objects.insert(key(word), PromotedObject::new(word, &contents));
+            table.insert(word, &contents);
         }
         drop(table);
+        for (word, lock) in image.locks.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            self.promote_lock(node, word, lock);
+        }
         self.set_host(node, self.id);
+    }
+
+    /// Keeps the value that is under a lock of another partition.
+    pub(super) fn keep_promoted(&self, word: OwnerWord, value: &[u8]) {
+        self.promoted.lock().insert(word, value);
+    }
+
+    /// Overwrites the value under a promoted lock.
+    pub(super) fn write_promoted(&self, word: OwnerWord, value: &[u8]) {
+        self.promoted.with(word, |object| *object = PromotedObject::new(word, value));
     }
 
     /// Reads bytes of a promoted object. Returns `None` if this version of it is not here.

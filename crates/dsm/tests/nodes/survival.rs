@@ -1,11 +1,13 @@
 //! Nodes that die and have a backup.
 //!
 //! Danger: an object that was handed over and is gone with its node, or is there in another version, or in
-//! two halves; a free that is done twice; objects that nobody frees any more.
+//! two halves; a free that is done twice; objects that nobody frees any more; a lock with two holders, or with
+//! a holder that nobody knows, or whose value was not released.
 
 use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
 use farfield_dsm::{
-    DArc, DAtomic, DBox, DMutex, DString, DVec, Far, Here, NodeBuilder, NodeId, ShareError, channel, run, scope,
+    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, Here, NodeBuilder, NodeId, ShareError, channel, run,
+    scope,
 };
 use farfield_server::{Config, Server};
 use std::time::Duration;
@@ -17,7 +19,12 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_number_has_all_steps_that_were_answered", 3, a_number_has_all_steps_that_were_answered),
     ("a_step_that_was_seen_is_not_lost", 3, a_step_that_was_seen_is_not_lost),
     ("what_came_out_of_locks_and_channels_outlives_them", 2, what_came_out_of_locks_and_channels_outlives_them),
-    ("what_is_tied_or_under_a_lock_is_lost", 2, what_is_tied_or_under_a_lock_is_lost),
+    ("what_is_tied_or_in_a_channel_is_lost", 2, what_is_tied_or_in_a_channel_is_lost),
+    ("a_lock_outlives_its_home", 3, a_lock_outlives_its_home),
+    ("a_guard_outlives_the_home_of_its_lock", 3, a_guard_outlives_the_home_of_its_lock),
+    ("what_was_not_released_is_not_there", 3, what_was_not_released_is_not_there),
+    ("holders_die_before_and_after_the_home", 4, holders_die_before_and_after_the_home),
+    ("random_locks_count_right_when_their_home_is_killed", 3, random_locks_count_right_when_their_home_is_killed),
     ("what_was_freed_is_not_kept", 2, what_was_freed_is_not_kept),
     ("promoted_objects_are_dropped_with_what_they_own", 3, promoted_objects_are_dropped_with_what_they_own),
     ("a_full_half_is_followed_by_all_objects", 2, a_full_half_is_followed_by_all_objects),
@@ -42,11 +49,21 @@ const LOST: ShareError = ShareError::NodeLost { node: DEAD };
 
 /// Kills node 1, and waits until this node and the others know it.
 fn kill(here: &Here<'_>) -> Checked {
-    let process = at(here, DEAD, (), |_, ()| std::process::id())?;
+    kill_node(here, DEAD)
+}
+
+/// Kills a node, and waits until this node and the others that live know it.
+fn kill_node(here: &Here<'_>, dead: NodeId) -> Checked {
+    let process = at(here, dead, (), |_, ()| std::process::id())?;
     kill_process(process);
-    for node in here.nodes().filter(|node| *node != DEAD) {
-        until(|| at(here, node, (), |here, ()| here.spawn_to(DEAD, (), |_, ()| ()).map(drop)) == Ok(Err(LOST)));
-    }
+    let knows = |node| {
+        let tried = at(here, node, (dead,), |here, (dead,)| here.spawn_to(dead, (), |_, ()| ()).map(drop));
+        match tried {
+            Ok(known) => known == Err(ShareError::NodeLost { node: dead }),
+            Err(error) => error == (ShareError::NodeLost { node }).into(),
+        }
+    };
+    here.nodes().filter(|node| *node != dead).for_each(|node| until(|| knows(node)));
     Ok(())
 }
 
@@ -251,19 +268,289 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
 }
 
 /// The rest of the promise: an error, at once.
-fn what_is_tied_or_under_a_lock_is_lost(here: &Here<'_>) -> Checked {
-    let (group, lock, sender, beside) = at(here, DEAD, (), |here, ()| {
+fn what_is_tied_or_in_a_channel_is_lost(here: &Here<'_>) -> Checked {
+    let (group, sender, beside) = at(here, DEAD, (), |here, ()| {
         let group = here.alloc((1u64, here.tie(2u64)?))?;
-        let lock = DArc::new(here, DMutex::new(here, 3u64)?)?;
         let (sender, receiver) = channel::<u64>(here, 4)?;
         core::mem::forget(receiver);
-        Ok::<_, ShareError>((group, lock, sender, here.alloc(4u64)?))
+        Ok::<_, ShareError>((group, sender, here.alloc(4u64)?))
     })??;
     kill(here)?;
     assert_eq!(group.get(here).map(drop), Err(LOST));
-    assert_eq!(lock.get(here)?.lock(here).map(drop), Err(LOST));
     assert!(sender.send(here, 1).is_err());
     assert_eq!(*beside.get(here)?, 4);
+    Ok(())
+}
+
+/// Values that were released at three nodes, one of them in place, and what they own.
+fn a_lock_outlives_its_home(here: &Here<'_>) -> Checked {
+    let (numbers, trees, read, moved) = at(here, DEAD, (), |here, ()| {
+        let numbers = DArc::new(here, DMutex::new(here, [0u64; 3])?)?;
+        let trees = DArc::new(here, DMutex::new(here, [Some(Tree::grow(here, 1)?), None])?)?;
+        // A lock that is handed over with its owner, and one in an object under a lock.
+        let within = DMutex::new(here, here.alloc(DMutex::new(here, 5u64)?)?)?;
+        Ok::<_, ShareError>((numbers, trees, DArc::new(here, DRwLock::new(here, 7u64)?)?, within))
+    })??;
+    for node in here.nodes() {
+        at(here, node, (numbers.try_clone(here)?, trees.try_clone(here)?), |here, (numbers, trees)| {
+            numbers.get(here)?.lock(here)?[usize::from(here.id().0)] = 10 + u64::from(here.id().0);
+            let mut trees = trees.get(here)?.lock(here)?;
+            let tree = trees[0].as_mut().expect("a tree");
+            tree.get_mut(here)?.number += 100;
+            // It came here with the borrow, what it owns did not.
+            assert_eq!(tree.home(), here.id());
+            if here.id() == DEAD {
+                trees[1] = Some(Tree::grow(here, 32)?);
+            }
+            Ok::<_, ShareError>(())
+        })??;
+    }
+    assert_eq!(numbers.get(here)?.home(), DEAD);
+    kill(here)?;
+    let (numbers_lock, trees_lock) = (numbers.get(here)?, trees.get(here)?);
+    assert_eq!(numbers_lock.home(), NodeId(0), "it keeps what was in the backup");
+    let guard = numbers_lock.lock(here)?;
+    assert_eq!((*guard, guard.was_left()), ([10, 11, 12], false));
+    drop(guard);
+    let mut guard = trees_lock.lock(here)?;
+    let sums = [guard[0].as_ref(), guard[1].as_ref()].map(|tree| tree.expect("a tree").get(here)?.sum(here));
+    assert_eq!(sums, [Ok(2016 + 300), Ok(32)]);
+    guard[1] = None;
+    drop(guard);
+    assert_eq!(*moved.lock(here)?.get(here)?.lock(here)?, 5);
+    // Others go on with it, and a body runs where it is.
+    for _ in 0..3 {
+        let changed =
+            at(here, NodeId(2), (numbers.try_clone(here)?, read.try_clone(here)?), |here, (numbers, read)| {
+                numbers.get(here)?.lock(here)?[2] += 1;
+                *read.get(here)?.write(here)? += 1;
+                let shared = (read.get(here)?.read(here)?, read.get(here)?.read(here)?);
+                Ok::<_, ShareError>(*shared.0 + *shared.1)
+            });
+        changed??;
+    }
+    assert_eq!((numbers_lock.lock(here)?[2], *read.get(here)?.read(here)?), (15, 10));
+    assert_eq!(numbers_lock.with(here, 5u64, |numbers, more| numbers.map(|number| number + more))?, [15, 16, 20]);
+    // One that has an owner is dropped with what it owns.
+    let before = here.stats().promoted_objects;
+    drop(moved);
+    until(|| here.stats().promoted_objects == before - 3);
+    Ok(())
+}
+
+/// Nobody else has the lock until the guard is dropped, and its value is there then.
+fn a_guard_outlives_the_home_of_its_lock(here: &Here<'_>) -> Checked {
+    type Pair = (u64, DBox<u64>);
+    let make = |here: &Here<'_>, (): ()| {
+        let pair = DMutex::new(here, (1u64, here.alloc(10u64)?))?;
+        Ok::<_, ShareError>((DArc::new(here, pair)?, DArc::new(here, DRwLock::new(here, 5u64)?)?))
+    };
+    let (pair, read) = at(here, DEAD, (), make)??;
+    let (took, taken) = channel::<u64>(here, 4)?;
+    let (go, wait) = channel::<u64>(here, 4)?;
+    type Holder = (DArc<DMutex<Pair>>, DArc<DRwLock<u64>>, farfield_dsm::Sender<u64>, farfield_dsm::Receiver<u64>);
+    let hold = |here: &Here<'_>, (pair, read, took, wait): Holder| {
+        let (mut pair, number) = (pair.get(here)?.lock(here)?, read.get(here)?.read(here)?);
+        took.send(here, 1).unwrap();
+        let more = wait.recv(here).unwrap();
+        pair.0 += more;
+        *pair.1.get_mut(here)? += more;
+        Ok::<_, ShareError>(*number)
+    };
+    let shared = (pair.try_clone(here)?, read.try_clone(here)?, took.try_clone(here)?, wait);
+    let holder = here.spawn_to(NodeId(2), shared, hold)?;
+    assert_eq!(taken.recv(here), Ok(1));
+    // These wait, some before the home dies and some after it.
+    let add = |here: &Here<'_>, (pair, took): (DArc<DMutex<Pair>>, farfield_dsm::Sender<u64>)| {
+        took.send(here, 2).unwrap();
+        let mut pair = pair.get(here)?.lock(here)?;
+        assert!(pair.0 >= 41 && *pair.1.get(here)? == pair.0 + 9 && !pair.was_left(), "{pair:?}");
+        pair.0 += 1;
+        *pair.1.get_mut(here)? += 1;
+        Ok::<_, ShareError>(())
+    };
+    let mut waiters = Vec::new();
+    for node in [here.id(), NodeId(2)] {
+        waiters.push(here.spawn_to(node, (pair.try_clone(here)?, took.try_clone(here)?), add)?);
+        assert_eq!(taken.recv(here), Ok(2));
+    }
+    // A writer waits for the reader.
+    let write = here.spawn_to(here.id(), (read.try_clone(here)?,), |here, (read,)| {
+        *read.get(here)?.write(here)? += 1;
+        Ok::<_, ShareError>(())
+    })?;
+    assert!(pair.get(here)?.lock_within(here, Duration::from_millis(30))?.is_none());
+    kill(here)?;
+    let short = Duration::from_millis(30);
+    for node in [here.id(), NodeId(2)] {
+        let busy = |here: &Here<'_>, (pair, short): (DArc<DMutex<Pair>>, Duration)| {
+            let pair = pair.get(here)?;
+            Ok::<_, ShareError>(pair.try_lock(here)?.is_none() && pair.lock_within(here, short)?.is_none())
+        };
+        assert_eq!(at(here, node, (pair.try_clone(here)?, short), busy)?, Ok(true));
+    }
+    go.send(here, 40).unwrap();
+    assert_eq!(holder.join(here)?, Ok(5));
+    for waiter in waiters {
+        waiter.join(here)??;
+    }
+    write.join(here)??;
+    let guard = pair.get(here)?.lock(here)?;
+    assert_eq!((guard.0, *guard.1.get(here)?, guard.was_left()), (43, 52, false));
+    assert_eq!(*read.get(here)?.read(here)?, 6);
+    Ok(())
+}
+
+/// Tasks of the home that hold locks of it when it dies.
+fn what_was_not_released_is_not_there(here: &Here<'_>) -> Checked {
+    type Locks = (DMutex<[u64; 50]>, DMutex<DBox<u64>>, DRwLock<u64>);
+    let locks = at(here, DEAD, (), |here, ()| {
+        let owning = DMutex::new(here, here.alloc(1u64)?)?;
+        DArc::new(here, (DMutex::new(here, [1u64; 50])?, owning, DRwLock::new(here, 1u64)?))
+    })??;
+    locks.get(here)?.0.lock(here)?[0] = 2;
+    let (took, taken) = channel::<u64>(here, 1)?;
+    let (never, wait) = channel::<u64>(here, 1)?;
+    let holder = here.spawn_to(
+        DEAD,
+        (locks.try_clone(here)?, took, wait),
+        |here, (locks, took, wait): (DArc<Locks>, farfield_dsm::Sender<u64>, farfield_dsm::Receiver<u64>)| {
+            let (plain, owning, read) = locks.get(here).unwrap();
+            // One change is released, the next one is not.
+            plain.lock(here).unwrap()[1] = 3;
+            let (mut plain, mut owning) = (plain.lock(here).unwrap(), owning.lock(here).unwrap());
+            let _read = read.read(here).unwrap();
+            plain.fill(99);
+            *owning.get_mut(here).unwrap() = 99;
+            took.send(here, 1).unwrap();
+            plain[0] = wait.recv(here).unwrap_or(98);
+        },
+    )?;
+    assert_eq!(taken.recv(here), Ok(1));
+    let (plain, owning, read) = locks.get(here)?;
+    assert!(plain.try_lock(here)?.is_none() && owning.try_lock(here)?.is_none());
+    kill(here)?;
+    assert_eq!(holder.join(here), Err(LOST.into()));
+    let guard = plain.lock(here)?;
+    assert_eq!((&guard[..3], guard.was_left()), (&[2, 3, 1][..], true));
+    drop(guard);
+    assert!(!plain.lock(here)?.was_left());
+    assert_eq!(owning.lock(here).map(drop), Err(ShareError::Lost));
+    let at_other = at(here, NodeId(2), (locks.try_clone(here)?,), |here, (locks,)| {
+        locks.get(here)?.1.lock_within(here, Duration::from_secs(60)).map(drop)
+    })?;
+    assert_eq!(at_other, Err(ShareError::Lost));
+    // A reader leaves nothing.
+    let guard = read.write(here)?;
+    assert_eq!((*guard, guard.was_left()), (1, false));
+    drop(never);
+    Ok(())
+}
+
+/// Locks of node 1 that nodes 2 and 3 hold. Node 3 dies before node 1, and node 2 after it.
+fn holders_die_before_and_after_the_home(here: &Here<'_>) -> Checked {
+    type Locks = [(DMutex<u64>, DMutex<DBox<u64>>); 2];
+    let locks = at(here, DEAD, (), |here, ()| {
+        let pair =
+            |here: &Here<'_>| Ok::<_, ShareError>((DMutex::new(here, 1u64)?, DMutex::new(here, here.alloc(1u64)?)?));
+        DArc::new(here, [pair(here)?, pair(here)?])
+    })??;
+    let (took, taken) = channel::<u64>(here, 1)?;
+    let mut holders = Vec::new();
+    for (node, index) in [(NodeId(2), 0usize), (NodeId(3), 1)] {
+        let (never, wait) = channel::<u64>(here, 1)?;
+        let hold = |here: &Here<'_>,
+                    (locks, index, took, wait): (
+            DArc<Locks>,
+            usize,
+            farfield_dsm::Sender<u64>,
+            farfield_dsm::Receiver<u64>,
+        )| {
+            let (plain, owning) = &locks.get(here).unwrap()[index];
+            let (mut plain, mut owning) = (plain.lock(here).unwrap(), owning.lock(here).unwrap());
+            (*plain, *owning.get_mut(here).unwrap()) = (99, 99);
+            took.send(here, 1).unwrap();
+            let _ = wait.recv(here);
+        };
+        let arguments = (locks.try_clone(here)?, index, took.try_clone(here)?, wait);
+        holders.push((here.spawn_to(node, arguments, hold)?, never));
+        assert_eq!(taken.recv(here), Ok(1));
+    }
+    let waiter = here.spawn_to(here.id(), (locks.try_clone(here)?,), |here, (locks,)| {
+        let guard = locks.get(here)?[0].0.lock(here)?;
+        Ok::<_, ShareError>((*guard, guard.was_left()))
+    })?;
+    kill_node(here, NodeId(3))?;
+    kill(here)?;
+    assert!(locks.get(here)?[0].0.try_lock(here)?.is_none(), "its holder lives");
+    assert!(locks.get(here)?[0].1.try_lock(here)?.is_none(), "its holder lives");
+    kill_node(here, NodeId(2))?;
+    assert_eq!(waiter.join(here)?, Ok((1, true)));
+    for (index, was_left) in [(0, false), (1, true)] {
+        let (plain, owning) = &locks.get(here)?[index];
+        let guard = plain.lock(here)?;
+        assert_eq!((*guard, guard.was_left()), (1, was_left), "{index}");
+        assert_eq!(owning.lock(here).map(drop), Err(ShareError::Lost), "{index}");
+    }
+    holders.into_iter().for_each(|(task, never)| drop((task.join(here), never)));
+    Ok(())
+}
+
+/// Tasks of all nodes count under locks whose home is killed at any moment.
+fn random_locks_count_right_when_their_home_is_killed(here: &Here<'_>) -> Checked {
+    type Locks = (DMutex<[[u64; 3]; 2]>, DMutex<DBox<[u64; 3]>>, DRwLock<[u64; 3]>);
+    let mut random = seeded(std::time::UNIX_EPOCH.elapsed().map_or(1, |since| u64::from(since.subsec_nanos())));
+    eprintln!("seed {} (FARFIELD_SEED)", random.get_seed());
+    let locks = at(here, DEAD, (), |here, ()| {
+        let owning = DMutex::new(here, here.alloc([0u64; 3])?)?;
+        DArc::new(here, (DMutex::new(here, [[0u64; 3]; 2])?, owning, DRwLock::new(here, [0u64; 3])?))
+    })??;
+    let process = at(here, DEAD, (), |_, ()| std::process::id())?;
+    let rounds = if is_deep() { 2000 } else { 150 };
+    let count = |here: &Here<'_>, (locks, rounds): (DArc<Locks>, u64)| {
+        let own = usize::from(here.id().0);
+        let (plain, owning, read) = locks.get(here)?;
+        for round in 1..=rounds {
+            let mut guard = plain.lock(here)?;
+            assert_eq!(guard[0], guard[1], "half of a change");
+            assert_eq!(guard[0][own], round - 1);
+            guard[0][own] += 1;
+            guard[1][own] += 1;
+            drop(guard);
+            // A writer at the home that dies would lose what it owns.
+            if here.id() != DEAD {
+                owning.lock(here)?.get_mut(here)?[own] += 1;
+            }
+            if round % 3 == 0 {
+                read.write(here)?[own] += 1;
+            } else {
+                assert_eq!(read.read(here)?[own], round / 3);
+            }
+        }
+        Ok::<_, ShareError>(())
+    };
+    let mut tasks = Vec::new();
+    for node in here.nodes() {
+        let rounds = if node == DEAD { u64::MAX } else { rounds };
+        tasks.push(here.spawn_to(node, (locks.try_clone(here)?, rounds), count)?);
+    }
+    let pause = Duration::from_millis(random.u64(1..150));
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        kill_process(process);
+    });
+    let [own, dead, other] = <[_; 3]>::try_from(tasks).expect("three nodes");
+    own.join(here)??;
+    other.join(here)??;
+    killer.join().expect("it does not panic");
+    assert_eq!(dead.join(here), Err(LOST.into()));
+    let (plain, owning, read) = locks.get(here)?;
+    let [one, two] = *plain.lock(here)?;
+    assert_eq!(one, two);
+    assert_eq!((one[0], one[2]), (rounds, rounds));
+    assert_eq!(owning.lock(here)?.get(here)?, &[rounds, 0, rounds]);
+    let read = read.read(here)?;
+    assert_eq!((read[0], read[2]), (rounds / 3, rounds / 3));
     Ok(())
 }
 
@@ -330,6 +617,8 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     };
     // These lie still while others are stored again and again: four times as much as a half has room for.
     let still = at(here, DEAD, (), make)??;
+    let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, (here.alloc(1u64)?, 2u64))?))??;
+    lock.get(here)?.lock(here)?.1 = 3;
     let mut moving = here.alloc([0u64; 16384])?;
     let rounds = 4 * 2 * NEAR_BYTES / (16384 * 8) + 3;
     for round in 1..=rounds {
@@ -346,6 +635,8 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     for (number, object) in (0..).zip(still.iter(here)) {
         assert_eq!(object?.get(here)?, &[number; 4096]);
     }
+    let guard = lock.get(here)?.lock(here)?;
+    assert_eq!((*guard.0.get(here)?, guard.1), (1, 3));
     Ok(())
 }
 
