@@ -1,14 +1,22 @@
-//! Batches of a backup: pages of a memory server are read within their bounds, and a lock that is read is the one
-//! that was written.
+//! Batches of a backup: pages of a memory server are read within their bounds, and a lock or a
+//! channel that is read is the one that was written.
 #![no_main]
 
-use farfield_core::dsm::{BackupLayout, BackupReadStep, BackupReader, CommitWord, StoredLock};
+use farfield_core::dsm::{
+    BackupLayout, BackupReadStep, BackupReader, CommitWord, StoredChannel, StoredLock, StoredMessage,
+};
 use farfield_core::geometry::PAGE_BYTES;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(lock) = StoredLock::decode(bytes) {
         assert_eq!(lock.encode(), bytes);
+    }
+    if let Ok(channel) = StoredChannel::decode(bytes) {
+        assert_eq!(channel.encode(), bytes);
+    }
+    if let Ok(message) = StoredMessage::decode(bytes) {
+        assert_eq!(message.encode(), bytes);
     }
     let layout = BackupLayout::for_objects(1 << 16);
     let Some((commit, contents)) = bytes.split_first() else { return };

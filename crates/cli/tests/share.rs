@@ -127,10 +127,15 @@ fn keeps() -> i32 {
         let mut kept = Vec::new();
         let counted = here.spawn_to(last, (), |here, ()| DArc::new(here, DMutex::new(here, 0u64)?));
         let counted = counted.expect("it lives").join(here).expect("it lives").expect("there is room");
+        let ends = here.spawn_to(last, (), |here, ()| channel::<u64>(here, 1));
+        let (sender, receiver) = ends.expect("it lives").join(here).expect("it lives").expect("there is room");
         let error = loop {
             let number = kept.len() as u64;
             // A lock that goes on without its home.
             *counted.get(here).expect("it is kept").lock(here).expect("it is kept") += 1;
+            // So does a channel.
+            sender.send(here, number).expect("it is kept");
+            assert_eq!(receiver.recv(here), Ok(number));
             let made = here.spawn_to(last, (number,), |here, (number,)| here.alloc([number; 300]));
             match made.map_err(JoinError::from).and_then(|task| task.join(here)) {
                 Ok(made) => kept.push(made.expect("there is room")),

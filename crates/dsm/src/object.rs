@@ -36,6 +36,8 @@ pub(crate) enum ObjectContents {
     Number,
     /// A value under a lock. The home of the lock knows what it owns.
     Locked,
+    /// A channel. Its home knows its values.
+    Channel,
     /// A value to which others are tied.
     Group,
 }
@@ -48,6 +50,10 @@ impl OwnedObject {
 
     pub(crate) fn number(word: OwnerWord) -> OwnedObject {
         OwnedObject { word, bytes: size_of::<u64>(), count: 1, contents: ObjectContents::Number }
+    }
+
+    pub(crate) fn channel(word: OwnerWord) -> OwnedObject {
+        OwnedObject { word, bytes: 0, count: 1, contents: ObjectContents::Channel }
     }
 
     pub(crate) fn locked(word: OwnerWord) -> OwnedObject {

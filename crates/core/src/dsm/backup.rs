@@ -17,7 +17,7 @@
 //! writer succeeds from then on, so a writer that was only slow sends nothing more; and what the fenced word
 //! names is all that anybody was told.
 
-use super::{OwnerWord, StoredLock};
+use super::{OwnerWord, StoredChannel, StoredLock, StoredMessage};
 use crate::geometry::PAGE_BYTES;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -28,6 +28,11 @@ const HEADER_BYTES: usize = 16;
 const FREED: u64 = u64::MAX;
 /// Mark of an entry that is a lock's, beside the number of its bytes.
 const LOCK: u64 = 1 << 62;
+/// Mark of an entry that is a channel's.
+const CHANNEL: u64 = 1 << 61;
+/// Mark of an entry that is a value's in a channel.
+const MESSAGE: u64 = 1 << 60;
+const MARKS: u64 = LOCK | CHANNEL | MESSAGE;
 /// Contents are aligned to this, in a batch.
 const ALIGN: usize = 8;
 
@@ -87,7 +92,8 @@ impl BackupLayout {
     /// Returns the layout for objects that take at most so many bytes with their blocks' headers.
     pub fn for_objects(bytes: u64) -> BackupLayout {
         // An object's entry is no larger than its block, so a checkpoint of objects takes half of a half at
-        // most. A lock's entry has 8 bytes more, and 16 for each holder.
+        // most. A lock's entry has 8 bytes more, and 16 for each holder; that of a value in a channel has 16,
+        // and that of a channel some 100.
         BackupLayout { half_pages: 2 * bytes.div_ceil(PAGE_BYTES as u64) + 2 }
     }
 
@@ -191,13 +197,23 @@ impl BackupBatch {
         self.put_entry(word, LOCK, &lock.encode());
     }
 
+    /// Adds the state of a channel.
+    pub fn put_channel(&mut self, word: OwnerWord, channel: &StoredChannel) {
+        self.put_entry(word, CHANNEL, &channel.encode());
+    }
+
+    /// Adds a value of a channel.
+    pub fn put_message(&mut self, word: OwnerWord, message: &StoredMessage) {
+        self.put_entry(word, MESSAGE, &message.encode());
+    }
+
     fn put_entry(&mut self, word: OwnerWord, mark: u64, contents: &[u8]) {
         self.entry(word, contents.len() as u64 | mark);
         self.bytes.extend_from_slice(contents);
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
-    /// Adds that an object or a lock was freed.
+    /// Adds that whatever has this word was freed.
     pub fn free(&mut self, word: OwnerWord) {
         self.entry(word, FREED);
     }
@@ -241,6 +257,10 @@ pub struct BackupImage {
     pub objects: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
     /// Word and state of each lock.
     pub locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
+    /// Word and state of each channel.
+    pub channels: BTreeMap<u64, (OwnerWord, StoredChannel)>,
+    /// Word and contents of each value of a channel.
+    pub messages: BTreeMap<u64, (OwnerWord, StoredMessage)>,
 }
 
 impl BackupImage {
@@ -252,17 +272,22 @@ impl BackupImage {
             // Whatever has the block now, or nothing.
             self.objects.remove(&word.offset());
             self.locks.remove(&word.offset());
+            self.channels.remove(&word.offset());
+            self.messages.remove(&word.offset());
             if bytes == FREED {
                 continue;
             }
-            let len = usize::try_from(bytes & !LOCK).map_err(|_| MalformedBatch)?;
+            let len = usize::try_from(bytes & !MARKS).map_err(|_| MalformedBatch)?;
             let padded = len.checked_next_multiple_of(ALIGN).ok_or(MalformedBatch)?;
             let (contents, rest) = entries.split_at_checked(padded).ok_or(MalformedBatch)?;
             let contents = &contents[..len];
-            if bytes & LOCK == 0 {
-                self.objects.insert(word.offset(), (word, contents.to_vec()));
-            } else {
-                self.locks.insert(word.offset(), (word, StoredLock::decode(contents)?));
+            let offset = word.offset();
+            match bytes & MARKS {
+                0 => drop(self.objects.insert(offset, (word, contents.to_vec()))),
+                LOCK => drop(self.locks.insert(offset, (word, StoredLock::decode(contents)?))),
+                CHANNEL => drop(self.channels.insert(offset, (word, StoredChannel::decode(contents)?))),
+                MESSAGE => drop(self.messages.insert(offset, (word, StoredMessage::decode(contents)?))),
+                _ => return Err(MalformedBatch),
             }
             entries = rest;
         }
@@ -445,6 +470,19 @@ mod tests {
                 batch.free(other);
                 image.locks.remove(&other.offset());
             }
+            // A channel to which each batch sends a value, and of which every third one is received.
+            let (channel, value) = (word(8, 1), word(20 + number as u64, 1));
+            let state = StoredChannel { bound: number as u64, ..StoredChannel::default() };
+            batch.put_channel(channel, &state);
+            image.channels.insert(channel.offset(), (channel, state));
+            let message = StoredMessage { channel, position: number as u64, value: vec![number as u8; 3] };
+            batch.put_message(value, &message);
+            image.messages.insert(value.offset(), (value, message));
+            if number % 3 == 2 {
+                let received = word(18 + number as u64, 1);
+                batch.free(received);
+                image.messages.remove(&received.offset());
+            }
             story.push((batch, image.clone()));
         }
         story
@@ -453,6 +491,8 @@ mod tests {
     fn checkpoint_of(image: &BackupImage) -> BackupBatch {
         let mut batch = BackupBatch::default();
         image.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
+        image.channels.values().for_each(|(word, channel)| batch.put_channel(*word, channel));
+        image.messages.values().for_each(|(word, message)| batch.put_message(*word, message));
         image.objects.values().for_each(|(word, contents)| batch.put(*word, contents));
         batch
     }

@@ -135,7 +135,9 @@ mod tests {
     use crate::NodeBuilder;
     use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, Peers};
-    use farfield_core::dsm::{BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredLock};
+    use farfield_core::dsm::{
+        BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredAnswer, StoredChannel, StoredLock, StoredMessage,
+    };
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
     use std::sync::Arc;
@@ -178,8 +180,8 @@ mod tests {
             ShareMessage::Unlock { word, ticket, end: LockEnd::Released(Some(vec![8; 8])) },
             ShareMessage::Atomic { word, step: AtomicStep::Add(1) },
             ShareMessage::Share { word, more: -1 },
-            ShareMessage::Send { word, ticket, may_wait: true, value },
-            ShareMessage::Receive { word, ticket, may_wait: true },
+            ShareMessage::Send { word, ticket, settled: 3, may_wait: true, value },
+            ShareMessage::Receive { word, ticket, settled: 3, may_wait: true },
             ShareMessage::Cancel { word, ticket },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
@@ -301,6 +303,59 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!((node.stats().late_frees, node.stats().orphans), (0, 0));
+    }
+
+    /// Node 2 has accepted values of node 1, and has handed it one, and died before it said so.
+    #[test]
+    fn a_dead_home_s_answers_are_given_again_until_they_have_arrived() {
+        let (node, door) = door_of(3);
+        let word = |block: u64| OwnerWord::new(Partition::new(2).unwrap(), 64 * block, Colour(3)).unwrap();
+        let ticket = |number| HomeTicket { node: 1, number };
+        let channel = StoredChannel {
+            bound: 3,
+            value_bytes: 1,
+            has_senders: true,
+            has_receiver: true,
+            answers: [(ticket(4), StoredAnswer::Received(word(2))), (ticket(5), StoredAnswer::Sent)].into(),
+            ..StoredChannel::default()
+        };
+        let mut image = BackupImage::default();
+        image.channels.insert(word(1).offset(), (word(1), channel));
+        for (block, position, value) in [(2, 0, 20u8), (3, 7, 31), (4, 6, 30)] {
+            let message = StoredMessage { channel: word(1), position, value: vec![value] };
+            image.messages.insert(word(block).offset(), (word(block), message));
+        }
+        node.promote(NodeId(2), image);
+        let channel = word(1).bits();
+        let reply = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(WaitAnswer::Received(value))) => Some(value[0]),
+                Some(ShareReply::Answer(WaitAnswer::Sent)) => Some(0),
+                Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let receive =
+            |ticket, settled| reply(ShareMessage::Receive { word: channel, ticket, settled, may_wait: false });
+        let send = |ticket, settled, value: u8| {
+            let value = Cow::Owned(vec![value]);
+            reply(ShareMessage::Send { word: channel, ticket, settled, may_wait: false, value })
+        };
+        assert_eq!((receive(4, 4), send(5, 4, 30), receive(4, 4)), (Some(20), Some(0), Some(20)));
+        assert_eq!(node.stats().promoted_objects, 3);
+        assert_eq!((send(6, 4, 40), send(7, 4, 41)), (Some(0), None), "it has two, and room for one");
+        assert_eq!([8, 9, 10, 11].map(|ticket| receive(ticket, ticket)), [Some(30), Some(31), Some(40), None]);
+        assert_eq!(node.stats().promoted_objects, 0, "what was settled is not kept");
+        // A channel that nobody has stored.
+        let message = ShareMessage::Receive { word: word(9).bits(), ticket: 12, settled: 12, may_wait: true };
+        assert!(matches!(reply_of(&ask(&door, BUILD, message).unwrap()), Some(ShareReply::Stale)));
+        // Who has the value last drops it: the receiver is gone, and so is the channel.
+        send(13, 13, 42);
+        assert!(ask(&door, BUILD, ShareMessage::EndReceiver { word: channel }).is_ok());
+        let answer =
+            ask(&door, BUILD, ShareMessage::Receive { word: channel, ticket: 14, settled: 14, may_wait: true });
+        assert!(matches!(reply_of(&answer.unwrap()), Some(ShareReply::Answer(WaitAnswer::Closed))));
     }
 
     #[test]

@@ -119,17 +119,21 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
 }
 
 impl ShareNode {
-    /// Frees an object, or gives a lock back, at the node that keeps it now, if that is another one than it
-    /// was. Returns whether it is.
+    /// Frees an object, gives a lock back, or ends a receiver at the node that keeps it now, if that is another
+    /// one than it was. Returns whether it is.
     fn tell_host(&self, told: NodeId, message: &ShareMessage<'static>) -> bool {
-        let (ShareMessage::Free { word, .. } | ShareMessage::Unlock { word, .. }) = message else { return false };
+        let (ShareMessage::Free { word, .. } | ShareMessage::Unlock { word, .. } | ShareMessage::EndReceiver { word }) =
+            message
+        else {
+            return false;
+        };
         let Some(word) = OwnerWord::from_bits(*word).filter(|word| self.host_of(*word) != told) else { return false };
         match message {
             ShareMessage::Free { destructor, .. } => {
                 self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
             }
             ShareMessage::Unlock { ticket, end, .. } => self.unlock(word, *ticket, end.clone()),
-            _ => {}
+            _ => self.end_receiving(word),
         }
         true
     }

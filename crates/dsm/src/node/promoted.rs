@@ -122,12 +122,24 @@ impl ShareNode {
         for (word, lock) in image.locks.into_values().filter(|(word, _)| self.home_of(*word) == node) {
             self.promote_lock(node, word, lock);
         }
+        let mut messages: HashMap<OwnerWord, Vec<_>> = HashMap::new();
+        for (word, message) in image.messages.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            messages.entry(message.channel).or_default().push((word, message));
+        }
+        for (word, channel) in image.channels.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            self.promote_channel(node, word, channel, messages.remove(&word).unwrap_or_default());
+        }
         self.set_host(node, self.id);
     }
 
-    /// Keeps the value that is under a lock of another partition.
+    /// Keeps a value of another partition that is under a lock, or in a channel.
     pub(super) fn keep_promoted(&self, word: OwnerWord, value: &[u8]) {
         self.promoted.lock().insert(word, value);
+    }
+
+    /// Forgets a value that was received. Its receiver owns what it owns.
+    pub(super) fn forget_promoted(&self, word: OwnerWord) {
+        self.promoted.take(word);
     }
 
     /// Overwrites the value under a promoted lock.

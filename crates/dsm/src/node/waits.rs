@@ -7,7 +7,7 @@ use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use farfield_core::dsm::{HomeTicket, OwnerWord};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -211,6 +211,42 @@ impl Drop for Noted<'_> {
     }
 }
 
+/// Tickets of this node that may still be asked for, by the word of the channel.
+#[derive(Default)]
+pub(crate) struct OpenTickets(Mutex<BTreeSet<(u64, u64)>>);
+
+/// A ticket that is open until this is dropped.
+struct OpenTicket<'n>(&'n OpenTickets, (u64, u64));
+
+impl OpenTickets {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, channel: OwnerWord, number: u64) -> OpenTicket<'_> {
+        let ticket = (channel.bits(), number);
+        self.lock().insert(ticket);
+        OpenTicket(self, ticket)
+    }
+
+    /// Returns the number below which all tickets of a channel have their answers. One ticket is open.
+    pub(crate) fn settled(&self, channel: OwnerWord) -> u64 {
+        let open = self.lock();
+        open.range((channel.bits(), 0)..).next().map_or(
+            0,
+            |(word, number)| {
+                if *word == channel.bits() { *number } else { 0 }
+            },
+        )
+    }
+}
+
+impl Drop for OpenTicket<'_> {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
 /// Time for which something that others hold or have to do is waited for.
 #[derive(Clone, Copy)]
 pub(crate) enum WaitLimit {
@@ -241,8 +277,8 @@ impl ShareNode {
     /// Asks the home of a lock or a channel for something, and waits for it as long as the limit
     /// says. Returns its answer, and the number of the wait; `Busy` if the time is over.
     ///
-    /// If the home dies and another node keeps the lock since, that one is asked with the same number: it
-    /// knows whether the lock was given to this wait before. On another error that leaves open whether the
+    /// If the home dies and another node keeps the lock or the channel since, that one is asked with the same
+    /// number: it knows what was answered to this wait before. On another error that leaves open whether the
     /// home has answered, `undo` makes the message that takes the wish back; the home gets it sooner or later.
     pub(crate) fn wait_at_home<'m>(
         &self,
@@ -255,18 +291,26 @@ impl ShareNode {
         let (started, cause) = (Instant::now(), cause(word));
         let mut home = self.host_of(word);
         let (number, mut slot) = self.waits.expect(home, cause, ());
+        let _open = matches!(cause, WaitCause::Channel(_)).then(|| self.tickets.open(word, number));
+        let mut may_have_arrived = false;
         loop {
             let answer = self.wait_at(home, word, (number, &slot), (limit, started), request(number));
             self.waits.take(number);
-            let Err(unanswered) = answer else { return answer.map(|answer| (number, answer)) };
+            let Err(mut unanswered) = answer else { return answer.map(|answer| (number, answer)) };
             let is_lost = matches!(unanswered.error, ShareError::NodeLost { .. });
             let host = self.host_of(word);
             if !is_lost && unanswered.may_have_arrived {
                 self.outbox.tell(home, undo(number));
             }
-            if !is_lost || host == home || !matches!(cause, WaitCause::Lock(_)) {
+            if matches!(unanswered.error, ShareError::Stale { .. }) && self.is_promoted(word) {
+                // It was not in the backup, so it was not asked for just now.
+                return Err(Unanswered { error: self.lost_with_home(word), may_have_arrived });
+            }
+            unanswered.may_have_arrived |= may_have_arrived;
+            if !is_lost || host == home {
                 return Err(unanswered);
             }
+            may_have_arrived = unanswered.may_have_arrived;
             home = host;
             slot = self.waits.expect_again(number, home, cause, ());
         }

@@ -129,8 +129,8 @@ impl<T: Far> Drop for LockedValue<T> {
 /// Value that tasks at any node may lock, as `Mutex` is for the threads of one process.
 ///
 /// It is a word of 8 bytes. Tasks share it in a [`DArc`](crate::DArc), or borrow it from an object. The
-/// value stays at the node that has made it; it travels to who takes the lock, and back when the
-/// guard is dropped. Whoever comes first is served first, of whatever node.
+/// value stays at the node that has made it, or at the first one if that dies and has a backup; it
+/// travels to who takes the lock, and back when the guard is dropped. Whoever comes first is served first, of whatever node.
 pub struct DMutex<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
@@ -169,7 +169,7 @@ impl<T: Far> DMutex<T> {
     /// task meanwhile.
     ///
     /// Fails with `Lost` if a writer's node has died and the value may own objects, and with
-    /// `NodeLost` as soon as the value's node is known to be gone.
+    /// `NodeLost` as soon as the value's node is known to be gone and had no backup.
     pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
         let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
         hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)

@@ -2,12 +2,12 @@
 //!
 //! Danger: an object that was handed over and is gone with its node, or is there in another version, or in
 //! two halves; a free that is done twice; objects that nobody frees any more; a lock with two holders, or with
-//! a holder that nobody knows, or whose value was not released.
+//! a holder that nobody knows, or whose value was not released; a value of a channel that arrives twice, or never.
 
 use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
 use farfield_dsm::{
-    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, Here, NodeBuilder, NodeId, ShareError, channel, run,
-    scope,
+    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, Here, NodeBuilder, NodeId, Receiver, RecvError,
+    SendError, Sender, ShareError, channel, run, scope,
 };
 use farfield_server::{Config, Server};
 use std::time::Duration;
@@ -19,7 +19,11 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_number_has_all_steps_that_were_answered", 3, a_number_has_all_steps_that_were_answered),
     ("a_step_that_was_seen_is_not_lost", 3, a_step_that_was_seen_is_not_lost),
     ("what_came_out_of_locks_and_channels_outlives_them", 2, what_came_out_of_locks_and_channels_outlives_them),
-    ("what_is_tied_or_in_a_channel_is_lost", 2, what_is_tied_or_in_a_channel_is_lost),
+    ("what_is_tied_is_lost", 2, what_is_tied_is_lost),
+    ("a_channel_outlives_its_home", 3, a_channel_outlives_its_home),
+    ("waits_for_a_channel_outlive_its_home", 3, waits_for_a_channel_outlive_its_home),
+    ("who_receives_at_the_home_is_gone_with_it", 3, who_receives_at_the_home_is_gone_with_it),
+    ("random_values_arrive_once_when_their_home_is_killed", 3, random_values_arrive_once_when_their_home_is_killed),
     ("a_lock_outlives_its_home", 3, a_lock_outlives_its_home),
     ("a_guard_outlives_the_home_of_its_lock", 3, a_guard_outlives_the_home_of_its_lock),
     ("what_was_not_released_is_not_there", 3, what_was_not_released_is_not_there),
@@ -268,17 +272,216 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
 }
 
 /// The rest of the promise: an error, at once.
-fn what_is_tied_or_in_a_channel_is_lost(here: &Here<'_>) -> Checked {
-    let (group, sender, beside) = at(here, DEAD, (), |here, ()| {
+fn what_is_tied_is_lost(here: &Here<'_>) -> Checked {
+    let (group, beside) = at(here, DEAD, (), |here, ()| {
         let group = here.alloc((1u64, here.tie(2u64)?))?;
-        let (sender, receiver) = channel::<u64>(here, 4)?;
-        core::mem::forget(receiver);
-        Ok::<_, ShareError>((group, sender, here.alloc(4u64)?))
+        Ok::<_, ShareError>((group, here.alloc(4u64)?))
     })??;
     kill(here)?;
     assert_eq!(group.get(here).map(drop), Err(LOST));
-    assert!(sender.send(here, 1).is_err());
     assert_eq!(*beside.get(here)?, 4);
+    Ok(())
+}
+
+/// Values of three nodes, with what they own, in their order.
+fn a_channel_outlives_its_home(here: &Here<'_>) -> Checked {
+    type Ends = (Sender<(u64, DBox<Tree>)>, Receiver<(u64, DBox<Tree>)>);
+    let (sender, receiver) = at(here, DEAD, (), |here, ()| -> Result<Ends, ShareError> {
+        let (sender, receiver) = channel(here, 20)?;
+        // Before anybody else knows it.
+        sender.send(here, (0, Tree::grow(here, 32)?)).unwrap();
+        sender.send(here, (1, Tree::grow(here, 16)?)).unwrap();
+        Ok((sender, receiver))
+    })??;
+    for (node, first) in [(NodeId(2), 2u64), (here.id(), 4), (DEAD, 6)] {
+        let send = |here: &Here<'_>, (sender, first): (Sender<(u64, DBox<Tree>)>, u64)| {
+            for number in [first, first + 1] {
+                sender.send(here, (number, Tree::grow(here, 8).unwrap())).unwrap();
+            }
+        };
+        at(here, node, (sender.try_clone(here)?, first), send)?;
+    }
+    let sum =
+        |here: &Here<'_>, (number, tree): (u64, DBox<Tree>)| Ok::<_, ShareError>((number, tree.get(here)?.sum(here)?));
+    let eights = 8 + 16 + 17 + (32..36).sum::<u64>();
+    let receive = || sum(here, receiver.recv(here).expect("a value"));
+    assert_eq!(receive()?, (0, 32));
+    kill(here)?;
+    assert_eq!(receive()?, (1, 16 + 32 + 33));
+    for number in 2..6 {
+        assert_eq!(receive()?, (number, eights), "of a node that lives");
+    }
+    // What was received by this node before the home died is not there any more; what is left goes on.
+    let (receiver, rest) = at(here, NodeId(2), (receiver,), |here, (receiver,)| {
+        let first = receiver.recv(here).expect("a value");
+        let number = first.0;
+        first.1.get(here)?;
+        Ok::<_, ShareError>((receiver, number))
+    })??;
+    assert_eq!(rest, 6);
+    let receive = || receiver.recv(here);
+    assert_eq!(sum(here, receive().expect("a value"))?, (7, eights));
+    // Its home has sent, and is gone: it is said once, after all that it has sent.
+    assert!(matches!(receive(), Err(RecvError::SenderLost { node: DEAD })));
+    let again = sender.try_clone(here)?;
+    at(here, NodeId(2), (again,), |here, (sender,)| sender.send(here, (9, Tree::grow(here, 40).unwrap())).is_ok())?;
+    assert_eq!(receive().map(|(number, _)| number).expect("a value"), 9);
+    assert!(receiver.try_recv(here).expect("it is open").is_none());
+    // What nobody receives is dropped, and comes back from then on.
+    sender.send(here, (10, Tree::grow(here, 32)?)).unwrap();
+    let before = here.stats().object_bytes;
+    drop(receiver);
+    until(|| matches!(sender.try_send(here, (11, Tree::grow(here, 64).unwrap())), Err(SendError::Closed((11, _)))));
+    until(|| here.stats().object_bytes < before);
+    Ok(())
+}
+
+/// Senders to a full channel and receivers of an empty one wait on where it is kept since.
+fn waits_for_a_channel_outlive_its_home(here: &Here<'_>) -> Checked {
+    for bound in [0usize, 2] {
+        // Only the first round kills, so the channel of the second one is at another node.
+        let home = if bound == 0 { DEAD } else { NodeId(2) };
+        let make =
+            |here: &Here<'_>, (bound,): (usize,)| Ok::<_, ShareError>((channel(here, bound)?, channel(here, bound)?));
+        let ((to_full, full), (to_empty, empty)) = at(here, home, (bound,), make)??;
+        let (began, begun) = channel::<u64>(here, 8)?;
+        let mut senders = Vec::new();
+        for first in 0..2u64 {
+            let send = |here: &Here<'_>, (sender, began, first): (Sender<u64>, Sender<u64>, u64)| {
+                began.send(here, first).unwrap();
+                (0..5).for_each(|number| sender.send(here, 10 * first + number).unwrap());
+            };
+            senders.push(here.spawn_to(here.id(), (to_full.try_clone(here)?, began.try_clone(here)?, first), send)?);
+        }
+        let receive = |here: &Here<'_>, (receiver, began): (Receiver<u64>, Sender<u64>)| {
+            began.send(here, 9).unwrap();
+            let all: Vec<u64> = (0..3).map(|_| receiver.recv(here).unwrap()).collect();
+            (all[0], all[1], all[2])
+        };
+        let receiver = here.spawn_to(here.id(), (empty, began.try_clone(here)?), receive)?;
+        for _ in 0..3 {
+            begun.recv(here).expect("a task");
+        }
+        let short = Duration::from_millis(30);
+        assert!(matches!(to_full.send_within(here, 99, short), Err(SendError::Full(99))));
+        kill_node(here, home)?;
+        assert!(matches!(to_full.send_within(here, 99, short), Err(SendError::Full(99))));
+        let mut received = Vec::new();
+        while received.len() < 10 {
+            received.push(full.recv(here).expect("a value"));
+        }
+        assert!(full.recv_within(here, short).expect("it is open").is_none(), "{received:?}");
+        for first in [0, 10] {
+            let of: Vec<u64> = received.iter().copied().filter(|number| number / 10 == first / 10).collect();
+            assert_eq!(of, (first..first + 5).collect::<Vec<_>>());
+        }
+        senders.into_iter().try_for_each(|task| task.join(here))?;
+        (1..4).for_each(|number| to_empty.send(here, number).unwrap());
+        assert_eq!(receiver.join(here)?, (1, 2, 3));
+    }
+    Ok(())
+}
+
+fn who_receives_at_the_home_is_gone_with_it(here: &Here<'_>) -> Checked {
+    let (sender, receiver) = at(here, DEAD, (), |here, ()| channel::<u64>(here, 4))??;
+    let (took, taken) = channel::<u64>(here, 1)?;
+    let (never, wait) = channel::<u64>(here, 1)?;
+    let task = here.spawn_to(
+        DEAD,
+        (receiver, took, wait),
+        |here, (receiver, took, wait): (Receiver<u64>, Sender<u64>, Receiver<u64>)| {
+            took.send(here, receiver.recv(here).unwrap()).unwrap();
+            let _ = wait.recv(here);
+        },
+    )?;
+    (1..4).for_each(|number| sender.send(here, number).unwrap());
+    assert_eq!(taken.recv(here), Ok(1));
+    kill(here)?;
+    assert_eq!(task.join(here), Err(LOST.into()));
+    for node in [here.id(), NodeId(2)] {
+        let closed =
+            |here: &Here<'_>, (sender,): (Sender<u64>,)| matches!(sender.send(here, 5), Err(SendError::Closed(5)));
+        assert!(at(here, node, (sender.try_clone(here)?,), closed)?, "as if its node had been another one");
+    }
+    drop(never);
+    Ok(())
+}
+
+/// Tasks of all nodes send and receive while the home is killed at any moment.
+fn random_values_arrive_once_when_their_home_is_killed(here: &Here<'_>) -> Checked {
+    type Numbered = (u64, DBox<u64>);
+    let mut random = seeded(std::time::UNIX_EPOCH.elapsed().map_or(1, |since| u64::from(since.subsec_nanos())));
+    eprintln!("seed {} (FARFIELD_SEED)", random.get_seed());
+    let bound = random.usize(..5);
+    let (sender, receiver) = at(here, DEAD, (bound,), |here, (bound,)| channel::<Numbered>(here, bound))??;
+    let receiver = DArc::new(here, receiver)?;
+    let process = at(here, DEAD, (), |_, ()| std::process::id())?;
+    let rounds = if is_deep() { 3000 } else { 200u64 };
+    let send = |here: &Here<'_>, (sender, rounds): (Sender<Numbered>, u64)| {
+        let node = u64::from(here.id().0);
+        for round in 1..=rounds {
+            let number = node << 32 | round;
+            sender.send(here, (number, here.alloc(number)?)).unwrap();
+        }
+        Ok::<_, ShareError>(())
+    };
+    // Two tasks at each of two nodes receive until they are told that there is no more.
+    let receive = |here: &Here<'_>, (receiver,): (DArc<Receiver<Numbered>>,)| {
+        let mut all = DVec::<u64>::new();
+        loop {
+            match receiver.get(here)?.recv(here) {
+                Ok((u64::MAX, _)) => return Ok::<_, ShareError>(all),
+                Ok((number, owned)) => {
+                    assert_eq!(*owned.get(here)?, number);
+                    all.push(here, number)?;
+                }
+                Err(RecvError::SenderLost { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let mut receivers = Vec::new();
+    for node in [here.id(), NodeId(2), here.id(), NodeId(2)] {
+        receivers.push(here.spawn_to(node, (receiver.try_clone(here)?,), receive)?);
+    }
+    let mut senders = Vec::new();
+    for node in here.nodes() {
+        let rounds = if node == DEAD { u64::MAX } else { rounds };
+        senders.push(here.spawn_to(node, (sender.try_clone(here)?, rounds), send)?);
+    }
+    let pause = Duration::from_millis(random.u64(1..200));
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        kill_process(process);
+    });
+    let [own, dead, other] = <[_; 3]>::try_from(senders).expect("three nodes");
+    own.join(here)??;
+    other.join(here)??;
+    killer.join().expect("it does not panic");
+    assert_eq!(dead.join(here), Err(LOST.into()));
+    let mut all = Vec::new();
+    for _ in &receivers {
+        sender.send(here, (u64::MAX, here.alloc(0)?)).expect("they receive");
+    }
+    for task in receivers {
+        let received = task.join(here)??;
+        let received = received.iter(here).map(|number| number.copied()).collect::<Result<Vec<_>, _>>()?;
+        for node in 0..3 {
+            let of: Vec<_> = received.iter().filter(|number| **number >> 32 == node).collect();
+            assert!(of.is_sorted(), "in order: {of:?}");
+        }
+        all.extend(received);
+    }
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]), "a value arrived twice");
+    for node in [0u64, 2] {
+        let of: Vec<_> =
+            all.iter().filter(|number| **number >> 32 == node).map(|number| number & 0xffff_ffff).collect();
+        assert_eq!(of, (1..=rounds).collect::<Vec<_>>(), "of node {node}");
+    }
+    // Of the dead node's values none is missing before one that arrived.
+    let of: Vec<_> = all.iter().filter(|number| **number >> 32 == 1).map(|number| number & 0xffff_ffff).collect();
+    assert_eq!(of, (1..=of.len() as u64).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -348,7 +551,7 @@ fn a_guard_outlives_the_home_of_its_lock(here: &Here<'_>) -> Checked {
     let (pair, read) = at(here, DEAD, (), make)??;
     let (took, taken) = channel::<u64>(here, 4)?;
     let (go, wait) = channel::<u64>(here, 4)?;
-    type Holder = (DArc<DMutex<Pair>>, DArc<DRwLock<u64>>, farfield_dsm::Sender<u64>, farfield_dsm::Receiver<u64>);
+    type Holder = (DArc<DMutex<Pair>>, DArc<DRwLock<u64>>, Sender<u64>, Receiver<u64>);
     let hold = |here: &Here<'_>, (pair, read, took, wait): Holder| {
         let (mut pair, number) = (pair.get(here)?.lock(here)?, read.get(here)?.read(here)?);
         took.send(here, 1).unwrap();
@@ -361,7 +564,7 @@ fn a_guard_outlives_the_home_of_its_lock(here: &Here<'_>) -> Checked {
     let holder = here.spawn_to(NodeId(2), shared, hold)?;
     assert_eq!(taken.recv(here), Ok(1));
     // These wait, some before the home dies and some after it.
-    let add = |here: &Here<'_>, (pair, took): (DArc<DMutex<Pair>>, farfield_dsm::Sender<u64>)| {
+    let add = |here: &Here<'_>, (pair, took): (DArc<DMutex<Pair>>, Sender<u64>)| {
         took.send(here, 2).unwrap();
         let mut pair = pair.get(here)?.lock(here)?;
         assert!(pair.0 >= 41 && *pair.1.get(here)? == pair.0 + 9 && !pair.was_left(), "{pair:?}");
@@ -414,7 +617,7 @@ fn what_was_not_released_is_not_there(here: &Here<'_>) -> Checked {
     let holder = here.spawn_to(
         DEAD,
         (locks.try_clone(here)?, took, wait),
-        |here, (locks, took, wait): (DArc<Locks>, farfield_dsm::Sender<u64>, farfield_dsm::Receiver<u64>)| {
+        |here, (locks, took, wait): (DArc<Locks>, Sender<u64>, Receiver<u64>)| {
             let (plain, owning, read) = locks.get(here).unwrap();
             // One change is released, the next one is not.
             plain.lock(here).unwrap()[1] = 3;
@@ -459,13 +662,7 @@ fn holders_die_before_and_after_the_home(here: &Here<'_>) -> Checked {
     let mut holders = Vec::new();
     for (node, index) in [(NodeId(2), 0usize), (NodeId(3), 1)] {
         let (never, wait) = channel::<u64>(here, 1)?;
-        let hold = |here: &Here<'_>,
-                    (locks, index, took, wait): (
-            DArc<Locks>,
-            usize,
-            farfield_dsm::Sender<u64>,
-            farfield_dsm::Receiver<u64>,
-        )| {
+        let hold = |here: &Here<'_>, (locks, index, took, wait): (DArc<Locks>, usize, Sender<u64>, Receiver<u64>)| {
             let (plain, owning) = &locks.get(here).unwrap()[index];
             let (mut plain, mut owning) = (plain.lock(here).unwrap(), owning.lock(here).unwrap());
             (*plain, *owning.get_mut(here).unwrap()) = (99, 99);
@@ -619,6 +816,8 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     let still = at(here, DEAD, (), make)??;
     let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, (here.alloc(1u64)?, 2u64))?))??;
     lock.get(here)?.lock(here)?.1 = 3;
+    let (sender, receiver) = at(here, DEAD, (), |here, ()| channel::<DBox<u64>>(here, 3))??;
+    (0..3).for_each(|number| sender.send(here, here.alloc(number).unwrap()).unwrap());
     let mut moving = here.alloc([0u64; 16384])?;
     let rounds = 4 * 2 * NEAR_BYTES / (16384 * 8) + 3;
     for round in 1..=rounds {
@@ -637,6 +836,7 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     }
     let guard = lock.get(here)?.lock(here)?;
     assert_eq!((*guard.0.get(here)?, guard.1), (1, 3));
+    (0..3).for_each(|number| assert_eq!(receiver.recv(here).unwrap().get(here), Ok(&number)));
     Ok(())
 }
 
