@@ -1,5 +1,6 @@
 //! ObjectLayout of what an owner owns: a value, or a slice of values.
 
+use crate::ptr::MemberType;
 use crate::{Far, FarGroup};
 use core::mem::needs_drop;
 use farfield_core::dsm::OwnerWord;
@@ -26,7 +27,7 @@ pub struct OwnedObject {
     pub(crate) contents: ObjectContents,
 }
 
-/// Kind of an object's contents.
+/// Kind of an object's contents. Loans have one, and a task has many of these, so it is small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ObjectContents {
     /// Values that do not change as long as the owner is borrowed; the function passes what so many of them
@@ -38,9 +39,11 @@ pub(crate) enum ObjectContents {
     Locked,
     /// A channel. Its home knows its values.
     Channel,
-    /// A value to which others are tied.
-    Group,
+    /// A value to which others are tied, of this type.
+    Group(fn() -> MemberType),
 }
+
+const _: () = assert!(size_of::<ObjectContents>() <= 16);
 
 impl OwnedObject {
     pub(crate) fn of<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> OwnedObject {
@@ -144,7 +147,8 @@ pub(crate) mod sealed {
         }
 
         fn contents((): ()) -> (usize, ObjectContents) {
-            (1, if T::HAS_TIES { ObjectContents::Group } else { ObjectContents::Values(visit_values::<T>) })
+            let group = || ObjectContents::Group(MemberType::of::<T>);
+            (1, if T::HAS_TIES { group() } else { ObjectContents::Values(visit_values::<T>) })
         }
 
         fn group() -> Option<GroupType> {

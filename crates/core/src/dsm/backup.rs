@@ -32,7 +32,9 @@ const LOCK: u64 = 1 << 62;
 const CHANNEL: u64 = 1 << 61;
 /// Mark of an entry that is a value's in a channel.
 const MESSAGE: u64 = 1 << 60;
-const MARKS: u64 = LOCK | CHANNEL | MESSAGE;
+/// Mark of an entry that is a group's.
+const GROUP: u64 = 1 << 59;
+const MARKS: u64 = LOCK | CHANNEL | MESSAGE | GROUP;
 /// Contents are aligned to this, in a batch.
 const ALIGN: usize = 8;
 
@@ -192,6 +194,11 @@ impl BackupBatch {
         self.put_entry(word, 0, contents);
     }
 
+    /// Adds an object with all that is tied to it, as it travels.
+    pub fn put_group(&mut self, word: OwnerWord, contents: &[u8]) {
+        self.put_entry(word, GROUP, contents);
+    }
+
     /// Adds the state of a lock.
     pub fn put_lock(&mut self, word: OwnerWord, lock: &StoredLock) {
         self.put_entry(word, LOCK, &lock.encode());
@@ -255,6 +262,8 @@ pub struct MalformedBatch;
 pub struct BackupImage {
     /// Word and contents of each object.
     pub objects: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    /// Word and contents of each group.
+    pub groups: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
     /// Word and state of each lock.
     pub locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
     /// Word and state of each channel.
@@ -271,6 +280,7 @@ impl BackupImage {
             let bytes = take_u64(&mut entries)?;
             // Whatever has the block now, or nothing.
             self.objects.remove(&word.offset());
+            self.groups.remove(&word.offset());
             self.locks.remove(&word.offset());
             self.channels.remove(&word.offset());
             self.messages.remove(&word.offset());
@@ -284,6 +294,7 @@ impl BackupImage {
             let offset = word.offset();
             match bytes & MARKS {
                 0 => drop(self.objects.insert(offset, (word, contents.to_vec()))),
+                GROUP => drop(self.groups.insert(offset, (word, contents.to_vec()))),
                 LOCK => drop(self.locks.insert(offset, (word, StoredLock::decode(contents)?))),
                 CHANNEL => drop(self.channels.insert(offset, (word, StoredChannel::decode(contents)?))),
                 MESSAGE => drop(self.messages.insert(offset, (word, StoredMessage::decode(contents)?))),
@@ -470,6 +481,22 @@ mod tests {
                 batch.free(other);
                 image.locks.remove(&other.offset());
             }
+            // A group that gets longer, and is a plain object or nothing in between.
+            let group = word(9, number as u16);
+            image.groups.remove(&group.offset());
+            image.objects.remove(&group.offset());
+            let contents = vec![number as u8; 16 * number];
+            match number % 3 {
+                0 => batch.free(group),
+                1 => {
+                    batch.put_group(group, &contents);
+                    image.groups.insert(group.offset(), (group, contents));
+                }
+                _ => {
+                    batch.put(group, &contents);
+                    image.objects.insert(group.offset(), (group, contents));
+                }
+            }
             // A channel to which each batch sends a value, and of which every third one is received.
             let (channel, value) = (word(8, 1), word(20 + number as u64, 1));
             let state = StoredChannel { bound: number as u64, ..StoredChannel::default() };
@@ -490,6 +517,7 @@ mod tests {
 
     fn checkpoint_of(image: &BackupImage) -> BackupBatch {
         let mut batch = BackupBatch::default();
+        image.groups.values().for_each(|(word, contents)| batch.put_group(*word, contents));
         image.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
         image.channels.values().for_each(|(word, channel)| batch.put_channel(*word, channel));
         image.messages.values().for_each(|(word, message)| batch.put_message(*word, message));

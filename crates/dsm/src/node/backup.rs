@@ -11,13 +11,17 @@
 //! kind, takes it along. So does each change of a lock that others know: the backup has the lock's value as it
 //! was released last, and its holders ([`StoredLock`]). What the value owns is staged with it, unless somebody
 //! may be writing to that. Channels are noted in the same way, and their values as they are accepted.
+//!
+//! A group is an object with all that is tied to it, in one version.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
+use super::groups::{group_contents, visit_group};
 use super::{AtomicStep, NodeId, ShareNode};
 use crate::arena::ShareArena;
 use crate::backup::{BackupError, BackupRegion};
 use crate::message::ShareMessage;
 use crate::object::ObjectContents;
+use crate::ptr::MemberType;
 use crate::stats::count;
 use crate::task::code::ShippedCode;
 use crate::{OwnedObject, ShareError};
@@ -77,9 +81,11 @@ struct StoredObject {
     kind: StoredKind,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum StoredKind {
     Values,
+    /// An object of this type, with all that is tied to it.
+    Group(MemberType),
     Number,
     /// A value of a channel.
     Message {
@@ -91,7 +97,11 @@ enum StoredKind {
 impl StoredObject {
     /// Reads the contents of the object. Returns `None` if this version of it is not there.
     fn contents(&self, arena: &ShareArena) -> Option<Vec<u8>> {
-        if self.kind == StoredKind::Number {
+        if let StoredKind::Group(root) = self.kind {
+            // SAFETY: it was staged as a group that begins with an object of this type.
+            return unsafe { group_contents(arena, self.word, root) };
+        }
+        if matches!(self.kind, StoredKind::Number) {
             let number = arena.with_object(self.word, size_of::<u64>() as u64, |address| {
                 // SAFETY: an atomic number of this node, which is not freed meanwhile.
                 unsafe { AtomicU64::from_ptr(address.cast()) }.load(SeqCst)
@@ -109,6 +119,7 @@ impl StoredObject {
             StoredKind::Message { channel, position } => {
                 batch.put_message(self.word, &StoredMessage { channel, position, value: contents });
             }
+            StoredKind::Group(_) => batch.put_group(self.word, &contents),
             StoredKind::Values | StoredKind::Number => batch.put(self.word, &contents),
         }
         true
@@ -192,23 +203,34 @@ impl BackupState {
             match contents {
                 ObjectContents::Locked => self.share_lock(node, word),
                 ObjectContents::Channel => self.share_channel(node, word),
-                ObjectContents::Values(_) | ObjectContents::Number | ObjectContents::Group => {}
+                ObjectContents::Values(_) | ObjectContents::Number | ObjectContents::Group(_) => {}
             }
             let is_stored = |stored: &StoredObject| stored.word == word && stored.bytes == bytes;
-            // Groups are not kept. Objects of other nodes are in the backups of these.
+            // Objects of other nodes are in the backups of these.
             if !node.is_here(word)
-                || matches!(contents, ObjectContents::Group | ObjectContents::Locked | ObjectContents::Channel)
+                || matches!(contents, ObjectContents::Locked | ObjectContents::Channel)
                 || self.stored.get(&word.offset()).is_some_and(is_stored)
             {
                 continue;
             }
-            let is_number = matches!(contents, ObjectContents::Number);
-            let kind = if is_number { StoredKind::Number } else { StoredKind::Values };
-            if self.put(&node.arena, StoredObject { word, bytes, kind })
-                && let ObjectContents::Values(visit) = contents
-            {
+            let kind = match contents {
+                ObjectContents::Number => StoredKind::Number,
+                ObjectContents::Group(root) => StoredKind::Group(root()),
+                _ => StoredKind::Values,
+            };
+            if !self.put(&node.arena, StoredObject { word, bytes, kind }) {
+                continue;
+            }
+            match contents {
                 // SAFETY: so many values of the object, which is there; whoever stages it owns it.
-                unsafe { visit(node.arena.address(word), count, &mut |owned| left.push(owned)) };
+                ObjectContents::Values(visit) => unsafe {
+                    visit(node.arena.address(word), count, &mut |owned| left.push(owned));
+                },
+                // SAFETY: a group that begins with an object of this type.
+                ObjectContents::Group(root) => unsafe {
+                    visit_group(&node.arena, word, root(), |owned| left.push(owned))
+                },
+                _ => {}
             }
         }
     }

@@ -31,6 +31,8 @@ struct PromotedObject {
     /// Contents, aligned as in a block.
     contents: Vec<u128>,
     bytes: usize,
+    /// Whether these are the bytes of a group, as it travels.
+    is_group: bool,
 }
 
 /// Nodes that keep the partitions of the program, by the numbers of those that were started with them.
@@ -51,7 +53,7 @@ impl PromotedObject {
         let mut aligned = vec![0u128; contents.len().div_ceil(size_of::<u128>()).max(1)];
         // SAFETY: room for so many bytes.
         unsafe { core::ptr::copy_nonoverlapping(contents.as_ptr(), aligned.as_mut_ptr().cast(), contents.len()) };
-        PromotedObject { word, contents: aligned, bytes: contents.len() }
+        PromotedObject { word, contents: aligned, bytes: contents.len(), is_group: false }
     }
 
     fn as_bytes(&self) -> &[u8] {
@@ -118,6 +120,10 @@ impl ShareNode {
         for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
             table.insert(word, &contents);
         }
+        for (word, contents) in image.groups.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            table.bytes += contents.len() as u64;
+            table.objects.insert(key(word), PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
+        }
         drop(table);
         for (word, lock) in image.locks.into_values().filter(|(word, _)| self.home_of(*word) == node) {
             self.promote_lock(node, word, lock);
@@ -154,6 +160,11 @@ impl ShareNode {
         self.promoted.with(word, |object| object.as_bytes().get(range).map(<[u8]>::to_vec)).flatten()
     }
 
+    /// Reads a promoted group. Returns `None` if this version of it is not here.
+    pub(super) fn read_promoted_group(&self, word: OwnerWord) -> Option<Vec<u8>> {
+        self.promoted.with(word, |object| object.is_group.then(|| object.as_bytes().to_vec())).flatten()
+    }
+
     /// Returns whether this version of a promoted object is here.
     pub(super) fn holds_promoted(&self, word: OwnerWord) -> bool {
         self.promoted.with(word, |_| ()).is_some()
@@ -172,6 +183,7 @@ impl ShareNode {
     pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
         let object = self.promoted.take(word);
         match (object, destructor) {
+            (Some(group), Some(destructor)) if group.is_group => self.drop_promoted_group(&group, destructor),
             (Some(mut object), Some(destructor)) if destructor.dropped_bytes() <= object.bytes => {
                 // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their type.
                 within(self, false, || unsafe { destructor.drop_at(object.contents.as_mut_ptr().cast()) });
@@ -179,6 +191,18 @@ impl ShareNode {
             (Some(_), _) => {}
             // It was not in the backup: what it owns stays.
             (None, _) => count(&self.counters.orphans, 1),
+        }
+    }
+
+    /// Drops a promoted group. It is dropped where its members have addresses: among the objects of this node.
+    fn drop_promoted_group(&self, group: &PromotedObject, destructor: ShippedCode) {
+        // What frees the members of a group that was moved has nothing to do here.
+        let Some(root) = destructor.member_type() else { return };
+        // SAFETY: the bytes of a group; its owner has the destructor of its type.
+        match unsafe { self.place_group(group.as_bytes(), root) } {
+            Ok(Some(word)) => self.outbox.free(self.id, word, Some(destructor)),
+            // There is no room: what it owns stays.
+            Ok(None) | Err(_) => count(&self.counters.orphans, 1),
         }
     }
 

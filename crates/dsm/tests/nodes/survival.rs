@@ -6,8 +6,8 @@
 
 use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
 use farfield_dsm::{
-    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, Here, NodeBuilder, NodeId, Receiver, RecvError,
-    SendError, Sender, ShareError, channel, run, scope,
+    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, FarGroup, Here, NodeBuilder, NodeId, Receiver, RecvError,
+    SendError, Sender, ShareError, TBox, channel, run, scope,
 };
 use farfield_server::{Config, Server};
 use std::time::Duration;
@@ -19,7 +19,10 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_number_has_all_steps_that_were_answered", 3, a_number_has_all_steps_that_were_answered),
     ("a_step_that_was_seen_is_not_lost", 3, a_step_that_was_seen_is_not_lost),
     ("what_came_out_of_locks_and_channels_outlives_them", 2, what_came_out_of_locks_and_channels_outlives_them),
-    ("what_is_tied_is_lost", 2, what_is_tied_is_lost),
+    ("a_group_outlives_its_node", 3, a_group_outlives_its_node),
+    ("a_group_without_room_to_be_dropped_is_counted", 2, a_group_without_room_to_be_dropped_is_counted),
+    ("a_changed_group_is_as_it_was_handed_over_last", 2, a_changed_group_is_as_it_was_handed_over_last),
+    ("random_groups_are_whole_when_their_node_is_killed", 3, random_groups_are_whole_when_their_node_is_killed),
     ("a_channel_outlives_its_home", 3, a_channel_outlives_its_home),
     ("waits_for_a_channel_outlive_its_home", 3, waits_for_a_channel_outlive_its_home),
     ("who_receives_at_the_home_is_gone_with_it", 3, who_receives_at_the_home_is_gone_with_it),
@@ -27,6 +30,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_lock_outlives_its_home", 3, a_lock_outlives_its_home),
     ("a_guard_outlives_the_home_of_its_lock", 3, a_guard_outlives_the_home_of_its_lock),
     ("what_was_not_released_is_not_there", 3, what_was_not_released_is_not_there),
+    ("a_lock_without_an_owner_holds_up_nobody", 3, a_lock_without_an_owner_holds_up_nobody),
     ("holders_die_before_and_after_the_home", 4, holders_die_before_and_after_the_home),
     ("random_locks_count_right_when_their_home_is_killed", 3, random_locks_count_right_when_their_home_is_killed),
     ("what_was_freed_is_not_kept", 2, what_was_freed_is_not_kept),
@@ -272,14 +276,195 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
 }
 
 /// The rest of the promise: an error, at once.
-fn what_is_tied_is_lost(here: &Here<'_>) -> Checked {
-    let (group, beside) = at(here, DEAD, (), |here, ()| {
-        let group = here.alloc((1u64, here.tie(2u64)?))?;
-        Ok::<_, ShareError>((group, here.alloc(4u64)?))
-    })??;
+/// A list whose links own an object and a lock each.
+#[derive(FarGroup)]
+struct Link {
+    number: u64,
+    owned: DBox<u64>,
+    lock: DMutex<u64>,
+    next: Option<TBox<Link>>,
+}
+
+impl Link {
+    /// Makes a list of these numbers.
+    fn list(here: &Here<'_>, numbers: impl DoubleEndedIterator<Item = u64>) -> Result<DBox<Link>, ShareError> {
+        let mut next = None;
+        for number in numbers.rev() {
+            let next_link = next.take().map(|link| here.tie(link)).transpose()?;
+            let (owned, lock) = (here.alloc(number)?, DMutex::new(here, number)?);
+            next = Some(Link { number, owned, lock, next: next_link });
+        }
+        here.alloc(next.expect("a number"))
+    }
+
+    /// Returns the numbers of all links, and checks what they own.
+    fn numbers(&self, here: &Here<'_>) -> Result<Vec<u64>, ShareError> {
+        std::iter::successors(Some(self), |link| link.next.as_deref())
+            .map(|link| {
+                assert_eq!((*link.owned.get(here)?, *link.lock.lock(here)?), (link.number, link.number));
+                Ok(link.number)
+            })
+            .collect()
+    }
+}
+
+fn a_group_outlives_its_node(here: &Here<'_>) -> Checked {
+    let make = |here: &Here<'_>, (): ()| {
+        let long = (0..9000u64).rev().try_fold(None, |next, number| {
+            let next: Option<TBox<Plain>> = next;
+            here.tie(Plain { number, next }).map(Some)
+        })?;
+        let lists = [Link::list(here, 0..50)?, Link::list(here, 100..150)?, Link::list(here, 200..250)?];
+        Ok::<_, ShareError>((here.alloc(Plain { number: 9000, next: long })?, lists))
+    };
+    let (long, [read, mut written, dropped]) = at(here, DEAD, (), make)??;
+    // A group in an object, and one at another node, whose links are at the dead one.
+    let nested = at(here, DEAD, (), |here, ()| here.alloc((Link::list(here, 300..310)?, 1u64)))??;
+    assert_eq!(long.home(), DEAD);
     kill(here)?;
-    assert_eq!(group.get(here).map(drop), Err(LOST));
-    assert_eq!(*beside.get(here)?, 4);
+    assert_eq!(read.home(), NodeId(0));
+    assert_eq!(read.get(here)?.numbers(here)?, (0..50).collect::<Vec<_>>());
+    assert_eq!(nested.get(here)?.0.get(here)?.numbers(here)?, (300..310).collect::<Vec<_>>());
+    // It comes in pieces to another node.
+    let (long, count) = at(here, NodeId(2), (long,), |here, (long,)| {
+        let links = std::iter::successors(Some(long.get(here)?), |link| link.next.as_deref());
+        let mut numbers = links.map(|link| link.number);
+        assert_eq!(numbers.next(), Some(9000));
+        let is_right = numbers.by_ref().eq(0..9000);
+        Ok::<_, ShareError>((long, is_right))
+    })??;
+    assert!(count);
+    // It is written to here and there, and comes with all that is tied to it.
+    written = at(here, NodeId(2), (written,), |here, (mut written,)| {
+        let mut first = written.get_mut(here)?;
+        first.number = 99;
+        *first.owned.get_mut(here)? = 99;
+        *first.lock.lock(here)? = 99;
+        assert_eq!(written.home(), here.id());
+        Ok::<_, ShareError>(written)
+    })??;
+    written.get_mut(here)?.next.as_mut().expect("a second one").next = None;
+    assert_eq!(written.get(here)?.numbers(here)?, [99, 101]);
+    // All that nobody owns any more is dropped, once, with what it owns.
+    drop((read, dropped, nested, written, long));
+    until(|| here.stats().promoted_objects == 0 && here.stats().object_bytes == 0);
+    until(|| at(here, NodeId(2), (), |here, ()| here.stats().object_bytes) == Ok(0));
+    assert_eq!((here.stats().late_frees, here.stats().orphans), (0, 0));
+    Ok(())
+}
+
+/// A list of numbers.
+#[derive(FarGroup)]
+struct Plain {
+    number: u64,
+    next: Option<TBox<Plain>>,
+}
+
+fn a_group_without_room_to_be_dropped_is_counted(here: &Here<'_>) -> Checked {
+    let list = at(here, DEAD, (), |here, ()| Link::list(here, 0..50))??;
+    kill(here)?;
+    let mut large = Vec::new();
+    large.extend(std::iter::from_fn(|| here.alloc([0u8; 100_000]).ok()));
+    let mut small = Vec::new();
+    small.extend(std::iter::from_fn(|| here.alloc([0u8; 16]).ok()));
+    // It is read all the same.
+    assert_eq!(list.get(here)?.next.as_ref().map(|next| next.number), Some(1));
+    let before = here.stats();
+    assert_eq!(before.promoted_objects, 101, "the list, and 50 objects and locks");
+    drop(list);
+    until(|| here.stats().promoted_objects == 100);
+    until(|| here.stats().orphans == before.orphans + 1);
+    drop((large, small));
+    Ok(())
+}
+
+fn a_changed_group_is_as_it_was_handed_over_last(here: &Here<'_>) -> Checked {
+    let mut list = at(here, DEAD, (), |here, ()| here.alloc(Plain { number: 0, next: None }))??;
+    for number in 1..=20u64 {
+        // It gets longer in place.
+        list = at(here, DEAD, (list, number), |here, (mut list, number)| {
+            let mut first = list.get_mut(here)?;
+            let next = first.next.take();
+            let link = Plain { number: first.number, next };
+            (first.number, first.next) = (number, Some(here.tie(link)?));
+            Ok::<_, ShareError>(list)
+        })??;
+        assert_eq!(list.home(), DEAD);
+    }
+    // A task of the dead node changes it while it is lent: it is lost, as without a backup.
+    let mut lent = at(here, DEAD, (), |here, ()| here.alloc(Plain { number: 5, next: None }))??;
+    let ended = scope(here, |s| {
+        let task = s.spawn_to(DEAD, (s.lend_mut(&mut lent),), |here, (mut lent,)| -> () {
+            lent.get_mut(here).unwrap().number = 6;
+            std::process::abort()
+        })?;
+        task.join()
+    });
+    assert_eq!(last_of(ended), Err(LOST.into()));
+    until(|| list.home() == here.id());
+    let links = std::iter::successors(Some(list.get(here)?), |link| link.next.as_deref());
+    assert!(links.map(|link| link.number).eq((0..=20).rev()));
+    assert_eq!(lent.get(here).map(drop), Err(ShareError::Lost));
+    Ok(())
+}
+
+/// Tasks of two nodes own lists for a while and change them, and one of the two is killed at any moment.
+fn random_groups_are_whole_when_their_node_is_killed(here: &Here<'_>) -> Checked {
+    let mut random = seeded(std::time::UNIX_EPOCH.elapsed().map_or(1, |since| u64::from(since.subsec_nanos())));
+    eprintln!("seed {} (FARFIELD_SEED)", random.get_seed());
+    let mut lists = Vec::new();
+    for first in 0..8u64 {
+        lists.push((Link::list(here, first..first + 3)?, (first..first + 3).collect::<Vec<_>>()));
+    }
+    let process = at(here, DEAD, (), |_, ()| std::process::id())?;
+    let pause = Duration::from_millis(random.u64(1..80));
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        kill_process(process);
+    });
+    let rounds = if is_deep() { 400 } else { 60u64 };
+    for round in 0..rounds {
+        let mut tasks = Vec::new();
+        for (list, mut twin) in core::mem::take(&mut lists) {
+            let (node, is_longer) = (NodeId(random.u16(0..3)), twin.len() < 2 || random.bool());
+            let body = |here: &Here<'_>, (mut list, number, is_longer): (DBox<Link>, u64, bool)| {
+                let mut first = list.get_mut(here)?;
+                if is_longer {
+                    let (owned, lock) = (here.alloc(number)?, DMutex::new(here, number)?);
+                    let next = first.next.take();
+                    let link = Link { number, owned, lock, next };
+                    first.next = Some(here.tie(link)?);
+                } else {
+                    let second = first.next.take().expect("two links");
+                    *first = second.into_inner();
+                }
+                Ok::<_, ShareError>(list)
+            };
+            // The list of a task that dies is nobody's.
+            if let Ok(task) = here.spawn_to(node, (list, 1000 + round, is_longer), body) {
+                if is_longer {
+                    twin.insert(1, 1000 + round);
+                } else {
+                    twin.remove(0);
+                }
+                tasks.push((task, twin));
+            }
+        }
+        for (task, twin) in tasks {
+            match task.join(here) {
+                Ok(list) => lists.push((list?, twin)),
+                Err(error) => assert_eq!(error, LOST.into()),
+            }
+        }
+        for (list, twin) in &lists {
+            assert_eq!(&list.get(here)?.numbers(here)?, twin, "round {round}");
+        }
+    }
+    killer.join().expect("it does not panic");
+    until(|| here.spawn_to(DEAD, (), |_, ()| ()).map(drop) == Err(LOST));
+    for (list, twin) in &lists {
+        assert_eq!(&list.get(here)?.numbers(here)?, twin);
+    }
     Ok(())
 }
 
@@ -378,6 +563,8 @@ fn waits_for_a_channel_outlive_its_home(here: &Here<'_>) -> Checked {
         senders.into_iter().try_for_each(|task| task.join(here))?;
         (1..4).for_each(|number| to_empty.send(here, number).unwrap());
         assert_eq!(receiver.join(here)?, (1, 2, 3));
+        drop(to_full);
+        assert!(full.recv_within(here, short).expect("it does not close").is_none());
     }
     Ok(())
 }
@@ -650,6 +837,34 @@ fn what_was_not_released_is_not_there(here: &Here<'_>) -> Checked {
     Ok(())
 }
 
+/// A task forgets its guard and drops the lock. It ends after the home has died.
+fn a_lock_without_an_owner_holds_up_nobody(here: &Here<'_>) -> Checked {
+    let (lock, other) = at(here, DEAD, (), |here, ()| {
+        let owned = here.alloc(1u64)?;
+        Ok::<_, ShareError>((DMutex::new(here, owned)?, DArc::new(here, DMutex::new(here, 2u64)?)?))
+    })??;
+    let (took, taken) = channel::<u64>(here, 1)?;
+    let (go, wait) = channel::<u64>(here, 1)?;
+    type Holder = (DMutex<DBox<u64>>, Sender<u64>, Receiver<u64>, DArc<DMutex<u64>>);
+    let hold = |here: &Here<'_>, (lock, took, wait, other): Holder| {
+        core::mem::forget(lock.lock(here)?);
+        drop(lock);
+        took.send(here, 1).unwrap();
+        *other.get(here)?.lock(here)? += wait.recv(here).unwrap();
+        Ok::<_, ShareError>(())
+    };
+    let holder = here.spawn_to(NodeId(2), (lock, took, wait, other.try_clone(here)?), hold)?;
+    assert_eq!(taken.recv(here), Ok(1));
+    kill(here)?;
+    go.send(here, 40).unwrap();
+    holder.join(here)??;
+    assert_eq!(*other.get(here)?.lock(here)?, 42);
+    // The other lock and its owner's object, and at most this one with what it owns.
+    assert!(here.stats().promoted_objects <= 4, "{:?}", here.stats());
+    assert_eq!(here.stats().late_frees, 0);
+    Ok(())
+}
+
 /// Locks of node 1 that nodes 2 and 3 hold. Node 3 dies before node 1, and node 2 after it.
 fn holders_die_before_and_after_the_home(here: &Here<'_>) -> Checked {
     type Locks = [(DMutex<u64>, DMutex<DBox<u64>>); 2];
@@ -816,6 +1031,7 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     let still = at(here, DEAD, (), make)??;
     let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, (here.alloc(1u64)?, 2u64))?))??;
     lock.get(here)?.lock(here)?.1 = 3;
+    let group = at(here, DEAD, (), |here, ()| Link::list(here, 0..20))??;
     let (sender, receiver) = at(here, DEAD, (), |here, ()| channel::<DBox<u64>>(here, 3))??;
     (0..3).for_each(|number| sender.send(here, here.alloc(number).unwrap()).unwrap());
     let mut moving = here.alloc([0u64; 16384])?;
@@ -837,6 +1053,7 @@ fn a_full_half_is_followed_by_all_objects(here: &Here<'_>) -> Checked {
     let guard = lock.get(here)?.lock(here)?;
     assert_eq!((*guard.0.get(here)?, guard.1), (1, 3));
     (0..3).for_each(|number| assert_eq!(receiver.recv(here).unwrap().get(here), Ok(&number)));
+    assert_eq!(group.get(here)?.numbers(here)?, (0..20).collect::<Vec<_>>());
     Ok(())
 }
 
