@@ -232,6 +232,8 @@ pub(crate) enum ShareReply<'a> {
     OtherBuild,
     /// The sender was taken for dead.
     Expelled,
+    /// The node was taken for dead, and another one keeps its objects: nothing is done.
+    TakenOver,
     /// The sender is to be that node.
     Invited(Invitation),
     /// All nodes are there, another process is that node, or the node has no room for the task.

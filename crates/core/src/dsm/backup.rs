@@ -653,6 +653,15 @@ mod tests {
             let place = log.checkpoint(&batch).unwrap();
             assert_eq!((place.first_page, log.advance(place)), (layout.end_page(CommitWord::default()), None));
             assert!(log.append(&batch).is_some(), "as much again");
+            // Locks that nobody holds and values of channels take more, and fit, too.
+            let (mut locks, mut messages) = (BackupBatch::default(), BackupBatch::default());
+            let lock = StoredLock { value: vec![0; 16], ..StoredLock::default() };
+            let message = StoredMessage { channel: word(0, 0), position: 0, value: vec![0; 16] };
+            for block in 0..bytes / 32 {
+                locks.put_lock(word(block, 0), &lock);
+                messages.put_message(word(block, 0), &message);
+            }
+            assert!(log.checkpoint(&locks).is_some() && log.checkpoint(&messages).is_some());
         }
     }
 }

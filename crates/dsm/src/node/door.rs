@@ -33,11 +33,9 @@ impl Handler for Door {
             node.hear_load(sender, letter.load);
             let is_read = letter.message.is_read();
             let reply = node.clone().receive(letter, &mut bytes);
-            if !is_read {
-                // It has an effect elsewhere. The memory server waits for no node, so this wait ends.
-                node.commit().map_err(|_| Stop::Argument)?;
-            }
-            reply
+            // It has an effect elsewhere. The memory server waits for no node, so this wait ends.
+            let is_taken_over = !is_read && node.commit().is_err();
+            if is_taken_over { Some(ShareReply::TakenOver) } else { reply }
         };
         let load = node.peers.tell_load(&node, sender);
         let answered = AnswerLetter { load, reply: reply.ok_or(Stop::Argument)? };
@@ -133,8 +131,9 @@ impl ShareNode {
 mod tests {
     use super::*;
     use crate::NodeBuilder;
+    use crate::backup::BackupAccess;
     use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
-    use crate::node::{AtomicStep, Peers};
+    use crate::node::{AtomicStep, NodeBackup, Peers};
     use farfield_core::dsm::{
         BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredAnswer, StoredChannel, StoredLock, StoredMessage,
     };
@@ -260,6 +259,42 @@ mod tests {
         }
         let plain = node.store(&[7; 16]).unwrap();
         assert_eq!((read(second, 0), read(plain, 0)), (None, None), "it is gone, or no group");
+    }
+
+    /// Another node has set the fence while this one was stopped. Whoever asks it is told to ask there.
+    #[test]
+    fn a_node_that_was_taken_over_tells_nothing_and_says_so() {
+        let server = farfield_server::Server::start(farfield_server::Config {
+            listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
+            functions: farfield_wic::Registry::standard(),
+            ..farfield_server::Config::default()
+        });
+        let server = server.unwrap();
+        let (access, _kept) = BackupAccess::create(&server.endpoints()[0], "", 1 << 20).unwrap();
+        let backup = NodeBackup::new(access.open().unwrap()).unwrap();
+        let peers = Peers::new(2, BUILD, String::new());
+        let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, Some(backup)).unwrap();
+        let door = Door::default();
+        door.open(Arc::downgrade(&node));
+        let word = node.store(&[8; 8]).unwrap();
+        node.begin_lock(word, 8, None);
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap()
+        };
+        let unlock = |ticket, value| {
+            let end = LockEnd::Released(Some(vec![value; 8]));
+            ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket, end }).unwrap()
+        };
+        assert!(matches!(reply_of(&lock(1)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
+        assert!(matches!(reply_of(&unlock(1, 9)), Some(ShareReply::Done)));
+        assert!(matches!(reply_of(&lock(2)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
+        let image = access.open().unwrap().take_over().unwrap();
+        let stored = image.locks.into_values().map(|(of, lock)| (of, lock.value, lock.holders)).collect::<Vec<_>>();
+        assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
+        assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
+        assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
     }
 
     /// Node 1 was given a lock by node 2, which died before it said so.
