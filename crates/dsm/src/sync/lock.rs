@@ -130,7 +130,8 @@ impl<T: Far> Drop for LockedValue<T> {
 ///
 /// It is a word of 8 bytes. Tasks share it in a [`DArc`](crate::DArc), or borrow it from an object. The
 /// value stays at the node that has made it, or at the first one if that dies and has a backup; it
-/// travels to who takes the lock, and back when the guard is dropped. Whoever comes first is served first, of whatever node.
+/// travels to who takes the lock, and back when the guard is dropped. Whoever comes first is served first,
+/// of whatever node.
 pub struct DMutex<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
