@@ -125,8 +125,17 @@ fn keeps() -> i32 {
         let last = here.nodes().last().expect("a node");
         say(&format!("process {}", process_at(here, last).expect("it lives")));
         let mut kept = Vec::new();
+        let counted = here.spawn_to(last, (), |here, ()| DArc::new(here, DMutex::new(here, 0u64)?));
+        let counted = counted.expect("it lives").join(here).expect("it lives").expect("there is room");
+        let ends = here.spawn_to(last, (), |here, ()| channel::<u64>(here, 1));
+        let (sender, receiver) = ends.expect("it lives").join(here).expect("it lives").expect("there is room");
         let error = loop {
             let number = kept.len() as u64;
+            // A lock that goes on without its home.
+            *counted.get(here).expect("it is kept").lock(here).expect("it is kept") += 1;
+            // So does a channel.
+            sender.send(here, number).expect("it is kept");
+            assert_eq!(receiver.recv(here), Ok(number));
             let made = here.spawn_to(last, (number,), |here, (number,)| here.alloc([number; 300]));
             match made.map_err(JoinError::from).and_then(|task| task.join(here)) {
                 Ok(made) => kept.push(made.expect("there is room")),
@@ -137,7 +146,8 @@ fn keeps() -> i32 {
             }
         };
         let read = |number: usize| kept[number].get(here).map(|numbers| numbers.iter().all(|it| *it == number as u64));
-        let is_right = (0..kept.len()).all(|number| read(number) == Ok(true));
+        let count = counted.get(here).and_then(|lock| lock.lock(here).map(|count| *count));
+        let is_right = (0..kept.len()).all(|number| read(number) == Ok(true)) && count == Ok(kept.len() as u64 + 1);
         say(&format!("{error}; {is_right}"));
         std::io::stdin().lock().read_to_end(&mut Vec::new()).expect("an input");
         i32::from(!is_right)

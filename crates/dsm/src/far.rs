@@ -35,8 +35,8 @@ pub unsafe trait Portable {
 /// # Safety
 /// A copy of the bytes of a value is that value, in each process of the same build, once the address in
 /// each `TBox` in it was replaced; `visit_ties` names all of them, and does nothing else. Nothing in a
-/// value changes through a shared reference, and it has no loans. `visit_owned` names the objects that it
-/// owns, alone or with others, but not what is tied to it or under a lock.
+/// value changes through a shared reference, and it has no loans. `visit_owned` names the objects, locks and
+/// channels that it owns, alone or with others, but not what is tied to it, under these locks or in these channels.
 #[diagnostic::on_unimplemented(
     message = "values of `{Self}` cannot lie in shared memory",
     note = "numbers, `bool`, `char`, arrays, tuples, `Option`, `Result`, `DBox`, `TBox` and `DArc` can",

@@ -120,12 +120,14 @@ pub(crate) enum ShareMessage<'a> {
     Send {
         word: u64,
         ticket: u64,
+        /// Tickets of the sender below this one have their answers, as far as this channel is concerned.
+        settled: u64,
         may_wait: bool,
         #[serde(borrow)]
         value: Cow<'a, [u8]>,
     },
     /// A value of a channel is wanted.
-    Receive { word: u64, ticket: u64, may_wait: bool },
+    Receive { word: u64, ticket: u64, settled: u64, may_wait: bool },
     /// A wait for a lock or a channel is over.
     Cancel { word: u64, ticket: u64 },
     /// The receiver of a channel was dropped.
@@ -230,6 +232,8 @@ pub(crate) enum ShareReply<'a> {
     OtherBuild,
     /// The sender was taken for dead.
     Expelled,
+    /// The node was taken for dead, and another one keeps its objects: nothing is done.
+    TakenOver,
     /// The sender is to be that node.
     Invited(Invitation),
     /// All nodes are there, another process is that node, or the node has no room for the task.

@@ -1,5 +1,6 @@
 //! ObjectLayout of what an owner owns: a value, or a slice of values.
 
+use crate::ptr::MemberType;
 use crate::{Far, FarGroup};
 use core::mem::needs_drop;
 use farfield_core::dsm::OwnerWord;
@@ -26,7 +27,7 @@ pub struct OwnedObject {
     pub(crate) contents: ObjectContents,
 }
 
-/// Kind of an object's contents.
+/// Kind of an object's contents. Loans have one, and a task has many of these, so it is small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ObjectContents {
     /// Values that do not change as long as the owner is borrowed; the function passes what so many of them
@@ -34,9 +35,15 @@ pub(crate) enum ObjectContents {
     Values(unsafe fn(*const u8, usize, &mut dyn FnMut(OwnedObject))),
     /// An atomic number.
     Number,
-    /// A value to which others are tied.
-    Group,
+    /// A value under a lock. The home of the lock knows what it owns.
+    Locked,
+    /// A channel. Its home knows its values.
+    Channel,
+    /// A value to which others are tied, of this type.
+    Group(fn() -> MemberType),
 }
+
+const _: () = assert!(size_of::<ObjectContents>() <= 16);
 
 impl OwnedObject {
     pub(crate) fn of<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> OwnedObject {
@@ -46,6 +53,14 @@ impl OwnedObject {
 
     pub(crate) fn number(word: OwnerWord) -> OwnedObject {
         OwnedObject { word, bytes: size_of::<u64>(), count: 1, contents: ObjectContents::Number }
+    }
+
+    pub(crate) fn channel(word: OwnerWord) -> OwnedObject {
+        OwnedObject { word, bytes: 0, count: 1, contents: ObjectContents::Channel }
+    }
+
+    pub(crate) fn locked(word: OwnerWord) -> OwnedObject {
+        OwnedObject { word, bytes: 0, count: 1, contents: ObjectContents::Locked }
     }
 }
 
@@ -132,7 +147,8 @@ pub(crate) mod sealed {
         }
 
         fn contents((): ()) -> (usize, ObjectContents) {
-            (1, if T::HAS_TIES { ObjectContents::Group } else { ObjectContents::Values(visit_values::<T>) })
+            let group = || ObjectContents::Group(MemberType::of::<T>);
+            (1, if T::HAS_TIES { group() } else { ObjectContents::Values(visit_values::<T>) })
         }
 
         fn group() -> Option<GroupType> {

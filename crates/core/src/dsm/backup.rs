@@ -17,7 +17,7 @@
 //! writer succeeds from then on, so a writer that was only slow sends nothing more; and what the fenced word
 //! names is all that anybody was told.
 
-use super::OwnerWord;
+use super::{OwnerWord, StoredChannel, StoredLock, StoredMessage};
 use crate::geometry::PAGE_BYTES;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -26,6 +26,15 @@ use alloc::vec::Vec;
 const HEADER_BYTES: usize = 16;
 /// Number of bytes of an entry that frees an object.
 const FREED: u64 = u64::MAX;
+/// Mark of an entry that is a lock's, beside the number of its bytes.
+const LOCK: u64 = 1 << 62;
+/// Mark of an entry that is a channel's.
+const CHANNEL: u64 = 1 << 61;
+/// Mark of an entry that is a value's in a channel.
+const MESSAGE: u64 = 1 << 60;
+/// Mark of an entry that is a group's.
+const GROUP: u64 = 1 << 59;
+const MARKS: u64 = LOCK | CHANNEL | MESSAGE | GROUP;
 /// Contents are aligned to this, in a batch.
 const ALIGN: usize = 8;
 
@@ -84,7 +93,9 @@ pub struct BackupLayout {
 impl BackupLayout {
     /// Returns the layout for objects that take at most so many bytes with their blocks' headers.
     pub fn for_objects(bytes: u64) -> BackupLayout {
-        // An entry is no larger than a block, so a checkpoint takes half of a half at most.
+        // An object's entry is no larger than its block, so a checkpoint of objects takes half of a half at
+        // most. A lock's entry has 8 bytes more, and 16 for each holder; that of a value in a channel has 16,
+        // and that of a channel some 100.
         BackupLayout { half_pages: 2 * bytes.div_ceil(PAGE_BYTES as u64) + 2 }
     }
 
@@ -180,12 +191,36 @@ impl Default for BackupBatch {
 impl BackupBatch {
     /// Adds the contents of an object.
     pub fn put(&mut self, word: OwnerWord, contents: &[u8]) {
-        self.entry(word, contents.len() as u64);
+        self.put_entry(word, 0, contents);
+    }
+
+    /// Adds an object with all that is tied to it, as it travels.
+    pub fn put_group(&mut self, word: OwnerWord, contents: &[u8]) {
+        self.put_entry(word, GROUP, contents);
+    }
+
+    /// Adds the state of a lock.
+    pub fn put_lock(&mut self, word: OwnerWord, lock: &StoredLock) {
+        self.put_entry(word, LOCK, &lock.encode());
+    }
+
+    /// Adds the state of a channel.
+    pub fn put_channel(&mut self, word: OwnerWord, channel: &StoredChannel) {
+        self.put_entry(word, CHANNEL, &channel.encode());
+    }
+
+    /// Adds a value of a channel.
+    pub fn put_message(&mut self, word: OwnerWord, message: &StoredMessage) {
+        self.put_entry(word, MESSAGE, &message.encode());
+    }
+
+    fn put_entry(&mut self, word: OwnerWord, mark: u64, contents: &[u8]) {
+        self.entry(word, contents.len() as u64 | mark);
         self.bytes.extend_from_slice(contents);
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
-    /// Adds that an object was freed.
+    /// Adds that whatever has this word was freed.
     pub fn free(&mut self, word: OwnerWord) {
         self.entry(word, FREED);
     }
@@ -222,11 +257,19 @@ impl BackupBatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MalformedBatch;
 
-/// Objects of a backup, by their offsets in the partition: what the batches say that count.
+/// Contents of a backup, by their offsets in the partition: what the batches say that count.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct BackupImage {
     /// Word and contents of each object.
     pub objects: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    /// Word and contents of each group.
+    pub groups: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    /// Word and state of each lock.
+    pub locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
+    /// Word and state of each channel.
+    pub channels: BTreeMap<u64, (OwnerWord, StoredChannel)>,
+    /// Word and contents of each value of a channel.
+    pub messages: BTreeMap<u64, (OwnerWord, StoredMessage)>,
 }
 
 impl BackupImage {
@@ -235,21 +278,35 @@ impl BackupImage {
         while !entries.is_empty() {
             let word = OwnerWord::from_bits(take_u64(&mut entries)?).ok_or(MalformedBatch)?;
             let bytes = take_u64(&mut entries)?;
+            // Whatever has the block now, or nothing.
+            self.objects.remove(&word.offset());
+            self.groups.remove(&word.offset());
+            self.locks.remove(&word.offset());
+            self.channels.remove(&word.offset());
+            self.messages.remove(&word.offset());
             if bytes == FREED {
-                self.objects.remove(&word.offset());
                 continue;
             }
-            let len = usize::try_from(bytes).map_err(|_| MalformedBatch)?;
+            let len = usize::try_from(bytes & !MARKS).map_err(|_| MalformedBatch)?;
             let padded = len.checked_next_multiple_of(ALIGN).ok_or(MalformedBatch)?;
             let (contents, rest) = entries.split_at_checked(padded).ok_or(MalformedBatch)?;
-            self.objects.insert(word.offset(), (word, contents[..len].to_vec()));
+            let contents = &contents[..len];
+            let offset = word.offset();
+            match bytes & MARKS {
+                0 => drop(self.objects.insert(offset, (word, contents.to_vec()))),
+                GROUP => drop(self.groups.insert(offset, (word, contents.to_vec()))),
+                LOCK => drop(self.locks.insert(offset, (word, StoredLock::decode(contents)?))),
+                CHANNEL => drop(self.channels.insert(offset, (word, StoredChannel::decode(contents)?))),
+                MESSAGE => drop(self.messages.insert(offset, (word, StoredMessage::decode(contents)?))),
+                _ => return Err(MalformedBatch),
+            }
             entries = rest;
         }
         Ok(())
     }
 }
 
-fn take_u64(bytes: &mut &[u8]) -> Result<u64, MalformedBatch> {
+pub(super) fn take_u64(bytes: &mut &[u8]) -> Result<u64, MalformedBatch> {
     let (first, rest) = bytes.split_first_chunk().ok_or(MalformedBatch)?;
     *bytes = rest;
     Ok(u64::from_le_bytes(*first))
@@ -322,7 +379,8 @@ impl BackupReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dsm::{Colour, Partition};
+    use crate::dsm::{Colour, HomeTicket, Partition};
+    use crate::lock::LockMode;
     use alloc::vec;
 
     const PAGE: usize = PAGE_BYTES;
@@ -409,6 +467,49 @@ mod tests {
                     }
                 }
             }
+            // A lock of which each batch has another state, and one that is freed.
+            let (lock, other) = (word(6, 1), word(7, 1));
+            let ticket = HomeTicket { node: 2, number: number as u64 };
+            let holders = (0..number % 3).map(|_| (ticket, LockMode::Shared)).collect();
+            let state = StoredLock { value: vec![number as u8; 9], holders, ..StoredLock::default() };
+            batch.put_lock(lock, &state);
+            image.locks.insert(lock.offset(), (lock, state.clone()));
+            if number % 2 == 0 {
+                batch.put_lock(other, &state);
+                image.locks.insert(other.offset(), (other, state));
+            } else {
+                batch.free(other);
+                image.locks.remove(&other.offset());
+            }
+            // A group that gets longer, and is a plain object or nothing in between.
+            let group = word(9, number as u16);
+            image.groups.remove(&group.offset());
+            image.objects.remove(&group.offset());
+            let contents = vec![number as u8; 16 * number];
+            match number % 3 {
+                0 => batch.free(group),
+                1 => {
+                    batch.put_group(group, &contents);
+                    image.groups.insert(group.offset(), (group, contents));
+                }
+                _ => {
+                    batch.put(group, &contents);
+                    image.objects.insert(group.offset(), (group, contents));
+                }
+            }
+            // A channel to which each batch sends a value, and of which every third one is received.
+            let (channel, value) = (word(8, 1), word(20 + number as u64, 1));
+            let state = StoredChannel { bound: number as u64, ..StoredChannel::default() };
+            batch.put_channel(channel, &state);
+            image.channels.insert(channel.offset(), (channel, state));
+            let message = StoredMessage { channel, position: number as u64, value: vec![number as u8; 3] };
+            batch.put_message(value, &message);
+            image.messages.insert(value.offset(), (value, message));
+            if number % 3 == 2 {
+                let received = word(18 + number as u64, 1);
+                batch.free(received);
+                image.messages.remove(&received.offset());
+            }
             story.push((batch, image.clone()));
         }
         story
@@ -416,6 +517,10 @@ mod tests {
 
     fn checkpoint_of(image: &BackupImage) -> BackupBatch {
         let mut batch = BackupBatch::default();
+        image.groups.values().for_each(|(word, contents)| batch.put_group(*word, contents));
+        image.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
+        image.channels.values().for_each(|(word, channel)| batch.put_channel(*word, channel));
+        image.messages.values().for_each(|(word, message)| batch.put_message(*word, message));
         image.objects.values().for_each(|(word, contents)| batch.put(*word, contents));
         batch
     }
@@ -517,6 +622,27 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_batch_is_read_within_its_bounds_or_refused() {
+        let layout = BackupLayout { half_pages: 40 };
+        let (region, place, _) = killed_at(layout, 7, u32::MAX, true);
+        let mut random = fastrand::Rng::with_seed(13);
+        let end = (place.first_page + place.pages) as usize * PAGE;
+        let mut refused = 0;
+        for _ in 0..3000 {
+            let mut region = region.clone();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(PAGE..end);
+                region.0[at] = random.u8(..);
+                // Most bytes are contents, so one of a header is changed, too.
+                let header = random.usize(1..end / PAGE) * PAGE + random.usize(..64);
+                region.0[header] ^= 1 << random.u8(..8);
+            }
+            refused += u32::from(region.read(layout, region.commit()).is_err());
+        }
+        assert!(refused > 500, "{refused}");
+    }
+
+    #[test]
     fn checkpoints_of_all_objects_fit_and_leave_room() {
         for bytes in [0u64, 1, 4096, 1 << 20] {
             let layout = BackupLayout::for_objects(bytes);
@@ -527,6 +653,15 @@ mod tests {
             let place = log.checkpoint(&batch).unwrap();
             assert_eq!((place.first_page, log.advance(place)), (layout.end_page(CommitWord::default()), None));
             assert!(log.append(&batch).is_some(), "as much again");
+            // Locks that nobody holds and values of channels take more, and fit, too.
+            let (mut locks, mut messages) = (BackupBatch::default(), BackupBatch::default());
+            let lock = StoredLock { value: vec![0; 16], ..StoredLock::default() };
+            let message = StoredMessage { channel: word(0, 0), position: 0, value: vec![0; 16] };
+            for block in 0..bytes / 32 {
+                locks.put_lock(word(block, 0), &lock);
+                messages.put_message(word(block, 0), &message);
+            }
+            assert!(log.checkpoint(&locks).is_some() && log.checkpoint(&messages).is_some());
         }
     }
 }

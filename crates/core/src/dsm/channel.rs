@@ -53,6 +53,22 @@ impl<V> ChannelQueue<V> {
         }
     }
 
+    /// Creates a channel that has these values, and for which nobody waits.
+    pub fn restored(
+        bound: usize,
+        ready: impl IntoIterator<Item = V>,
+        has_senders: bool,
+        has_receiver: bool,
+    ) -> ChannelQueue<V> {
+        let ready = ready.into_iter().collect();
+        ChannelQueue { ready, has_senders, has_receiver, ..ChannelQueue::new(bound) }
+    }
+
+    /// Returns the value in the channel that will be received last. Senders that wait have theirs still.
+    pub fn newest(&self) -> Option<&V> {
+        self.ready.back()
+    }
+
     /// Sends a value. With `may_wait` false, `Closed` also says that there is no room
     /// ([`ChannelQueue::has_receiver`] tells which).
     pub fn send(&mut self, ticket: HomeTicket, value: V, may_wait: bool) -> SendStep<V> {

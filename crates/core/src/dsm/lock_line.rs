@@ -25,6 +25,11 @@ pub struct LockLine {
 }
 
 impl LockLine {
+    /// Creates the line of a lock that these tickets hold, and for which nobody waits.
+    pub fn held_by(holders: impl IntoIterator<Item = (HomeTicket, LockMode)>) -> LockLine {
+        LockLine { holders: holders.into_iter().collect(), waiting: VecDeque::new() }
+    }
+
     /// Asks for the lock. Returns whether it is the ticket's at once; otherwise it waits in line.
     pub fn ask(&mut self, ticket: HomeTicket, mode: LockMode) -> bool {
         let is_granted = self.waiting.is_empty() && self.allows(mode);
@@ -44,6 +49,11 @@ impl LockLine {
     /// Returns those who hold the lock.
     pub fn holders(&self) -> impl Iterator<Item = HomeTicket> + '_ {
         self.holders.iter().map(|(ticket, _)| *ticket)
+    }
+
+    /// Returns those who hold the lock, and how.
+    pub fn holdings(&self) -> impl Iterator<Item = (HomeTicket, LockMode)> + '_ {
+        self.holders.iter().copied()
     }
 
     /// Returns how many wait for the lock.

@@ -11,6 +11,8 @@ mod channel;
 mod launch;
 mod load;
 mod lock_line;
+mod stored_channel;
+mod stored_lock;
 mod word;
 
 pub use backup::{
@@ -22,4 +24,6 @@ pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
 pub use lock_line::{HomeTicket, LockLine};
+pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
+pub use stored_lock::StoredLock;
 pub use word::{Colour, OwnerWord, Partition};

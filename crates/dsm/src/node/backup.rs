@@ -8,18 +8,25 @@
 //! changes that has to change the object, too, because the word is in it.
 //!
 //! Atomic numbers change without an owner. Each step notes its number, and the next message, of whatever
-//! kind, takes it along.
+//! kind, takes it along. So does each change of a lock that others know: the backup has the lock's value as it
+//! was released last, and its holders ([`StoredLock`]). What the value owns is staged with it, unless somebody
+//! may be writing to that. Channels are noted in the same way, and their values as they are accepted.
+//!
+//! A group is an object with all that is tied to it, in one version.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
+use super::groups::{group_contents, visit_group};
 use super::{AtomicStep, NodeId, ShareNode};
 use crate::arena::ShareArena;
 use crate::backup::{BackupError, BackupRegion};
 use crate::message::ShareMessage;
 use crate::object::ObjectContents;
+use crate::ptr::MemberType;
 use crate::stats::count;
+use crate::task::code::ShippedCode;
 use crate::{OwnedObject, ShareError};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord};
+use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord, StoredChannel, StoredLock, StoredMessage};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -35,8 +42,18 @@ pub(crate) struct NodeBackup {
 struct BackupState {
     /// Stored versions, by offset, that are the objects' contents still.
     stored: HashMap<u64, StoredObject>,
-    /// Numbers that have changed since they were stored.
-    numbers: HashSet<OwnerWord>,
+    /// Numbers that have changed since they were stored, and values of channels that were not stored yet.
+    changed: HashMap<u64, StoredObject>,
+    /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
+    locks: HashMap<u64, KnownLock>,
+    changed_locks: HashSet<u64>,
+    /// The same of channels.
+    channels: HashMap<u64, KnownChannel>,
+    changed_channels: HashSet<u64>,
+    /// Values in all channels, and those that were received and may be asked for again.
+    messages: HashMap<u64, StoredObject>,
+    /// Position of the next value, in all channels.
+    position: u64,
     /// Batch that is being collected, its number here, and the entries in it that somebody waits for.
     batch: BackupBatch,
     collecting: u64,
@@ -61,13 +78,30 @@ enum BackupEnd {
 struct StoredObject {
     word: OwnerWord,
     bytes: usize,
-    is_number: bool,
+    kind: StoredKind,
+}
+
+#[derive(Clone, Copy)]
+enum StoredKind {
+    Values,
+    /// An object of this type, with all that is tied to it.
+    Group(MemberType),
+    Number,
+    /// A value of a channel.
+    Message {
+        channel: OwnerWord,
+        position: u64,
+    },
 }
 
 impl StoredObject {
     /// Reads the contents of the object. Returns `None` if this version of it is not there.
     fn contents(&self, arena: &ShareArena) -> Option<Vec<u8>> {
-        if self.is_number {
+        if let StoredKind::Group(root) = self.kind {
+            // SAFETY: it was staged as a group that begins with an object of this type.
+            return unsafe { group_contents(arena, self.word, root) };
+        }
+        if matches!(self.kind, StoredKind::Number) {
             let number = arena.with_object(self.word, size_of::<u64>() as u64, |address| {
                 // SAFETY: an atomic number of this node, which is not freed meanwhile.
                 unsafe { AtomicU64::from_ptr(address.cast()) }.load(SeqCst)
@@ -76,6 +110,46 @@ impl StoredObject {
         }
         let mut contents = Vec::with_capacity(self.bytes);
         arena.read(self.word, self.bytes as u64, &mut contents).then_some(contents)
+    }
+
+    /// Adds the object to a batch. Returns whether it is there.
+    fn put_into(&self, batch: &mut BackupBatch, arena: &ShareArena) -> bool {
+        let Some(contents) = self.contents(arena) else { return false };
+        match self.kind {
+            StoredKind::Message { channel, position } => {
+                batch.put_message(self.word, &StoredMessage { channel, position, value: contents });
+            }
+            StoredKind::Group(_) => batch.put_group(self.word, &contents),
+            StoredKind::Values | StoredKind::Number => batch.put(self.word, &contents),
+        }
+        true
+    }
+}
+
+/// Channel of this node as others may find it.
+struct KnownChannel {
+    word: OwnerWord,
+    state: StoredChannel,
+    /// Whether others may know the channel, so that it is stored.
+    is_shared: bool,
+}
+
+/// Lock of this node as others may find it.
+struct KnownLock {
+    word: OwnerWord,
+    state: StoredLock,
+    /// Code that says what the value owns.
+    destructor: Option<ShippedCode>,
+    /// Whether others may know the lock, so that it is stored.
+    is_shared: bool,
+}
+
+impl KnownLock {
+    /// Returns the objects that the value owns, if nobody writes to them.
+    fn owned(&self) -> Vec<OwnedObject> {
+        let destructor = self.destructor.filter(|_| !self.state.is_written() && !self.state.is_lost);
+        // SAFETY: the bytes of a value of the lock, which is forgotten here before the value is dropped.
+        destructor.map_or_else(Vec::new, |destructor| unsafe { destructor.owned_by(&self.state.value, false) })
     }
 }
 
@@ -90,7 +164,13 @@ impl NodeBackup {
         let log = BackupLog::new(region.layout(), region.commit_word()?);
         let state = BackupState {
             stored: HashMap::new(),
-            numbers: HashSet::new(),
+            changed: HashMap::new(),
+            locks: HashMap::new(),
+            changed_locks: HashSet::new(),
+            channels: HashMap::new(),
+            changed_channels: HashSet::new(),
+            messages: HashMap::new(),
+            position: 0,
             batch: BackupBatch::default(),
             collecting: 1,
             staged: 0,
@@ -109,49 +189,125 @@ impl NodeBackup {
 impl BackupState {
     /// Adds an object of this node to the batch. Returns whether it is there.
     fn put(&mut self, arena: &ShareArena, stored: StoredObject) -> bool {
-        let contents = stored.contents(arena);
-        if let Some(contents) = &contents {
-            self.batch.put(stored.word, contents);
+        let is_there = stored.put_into(&mut self.batch, arena);
+        if is_there {
             self.stored.insert(stored.word.offset(), stored);
             self.staged += 1;
         }
-        contents.is_some()
+        is_there
     }
 
     fn stage(&mut self, node: &ShareNode, owned: Vec<OwnedObject>) {
         let mut left = owned;
         while let Some(OwnedObject { word, bytes, count, contents }) = left.pop() {
+            match contents {
+                ObjectContents::Locked => self.share_lock(node, word),
+                ObjectContents::Channel => self.share_channel(node, word),
+                ObjectContents::Values(_) | ObjectContents::Number | ObjectContents::Group(_) => {}
+            }
             let is_stored = |stored: &StoredObject| stored.word == word && stored.bytes == bytes;
-            // Groups are not kept. Objects of other nodes are in the backups of these.
+            // Objects of other nodes are in the backups of these.
             if !node.is_here(word)
-                || matches!(contents, ObjectContents::Group)
+                || matches!(contents, ObjectContents::Locked | ObjectContents::Channel)
                 || self.stored.get(&word.offset()).is_some_and(is_stored)
             {
                 continue;
             }
-            let is_number = matches!(contents, ObjectContents::Number);
-            if self.put(&node.arena, StoredObject { word, bytes, is_number })
-                && let ObjectContents::Values(visit) = contents
-            {
+            let kind = match contents {
+                ObjectContents::Number => StoredKind::Number,
+                ObjectContents::Group(root) => StoredKind::Group(root()),
+                _ => StoredKind::Values,
+            };
+            if !self.put(&node.arena, StoredObject { word, bytes, kind }) {
+                continue;
+            }
+            match contents {
                 // SAFETY: so many values of the object, which is there; whoever stages it owns it.
-                unsafe { visit(node.arena.address(word), count, &mut |owned| left.push(owned)) };
+                ObjectContents::Values(visit) => unsafe {
+                    visit(node.arena.address(word), count, &mut |owned| left.push(owned));
+                },
+                // SAFETY: a group that begins with an object of this type.
+                ObjectContents::Group(root) => unsafe {
+                    visit_group(&node.arena, word, root(), |owned| left.push(owned))
+                },
+                _ => {}
             }
         }
     }
 
-    fn stage_numbers(&mut self, arena: &ShareArena) {
-        for word in core::mem::take(&mut self.numbers) {
-            self.put(arena, StoredObject { word, bytes: size_of::<u64>(), is_number: true });
+    /// Records that others may know a lock from now on.
+    fn share_lock(&mut self, node: &ShareNode, word: OwnerWord) {
+        let lock = self.locks.get_mut(&word.offset()).filter(|lock| node.is_here(word) && lock.word == word);
+        if let Some(lock) = lock
+            && !core::mem::replace(&mut lock.is_shared, true)
+        {
+            self.changed_locks.insert(word.offset());
+        }
+    }
+
+    /// Records that others may know a channel from now on.
+    fn share_channel(&mut self, node: &ShareNode, word: OwnerWord) {
+        let channel = self.channels.get_mut(&word.offset());
+        let Some(channel) = channel.filter(|channel| node.is_here(word) && channel.word == word) else { return };
+        if !core::mem::replace(&mut channel.is_shared, true) {
+            self.changed_channels.insert(word.offset());
+            let is_of =
+                |stored: &StoredObject| matches!(stored.kind, StoredKind::Message { channel, .. } if channel == word);
+            self.changed.extend(self.messages.iter().filter(|(_, stored)| is_of(stored)));
+        }
+    }
+
+    /// Adds what has changed without an owner, as it is now. A batch that is taken right afterwards
+    /// shows one moment of the node: whoever may write to what a lock owns is the lock's holder in it.
+    fn stage_changes(&mut self, node: &ShareNode) {
+        for stored in core::mem::take(&mut self.changed).into_values() {
+            self.put(&node.arena, stored);
+        }
+        for offset in core::mem::take(&mut self.changed_channels) {
+            if let Some(channel) = self.channels.get(&offset) {
+                self.batch.put_channel(channel.word, &channel.state);
+                self.staged += 1;
+            }
+        }
+        // What a lock owns may own locks.
+        while let Some(offset) = self.changed_locks.iter().next().copied() {
+            self.changed_locks.remove(&offset);
+            let Some(lock) = self.locks.get(&offset) else { continue };
+            let owned = lock.owned();
+            self.batch.put_lock(lock.word, &lock.state);
+            self.staged += 1;
+            self.stage(node, owned);
+        }
+        // It may own channels, too.
+        if !self.changed_channels.is_empty() {
+            self.stage_changes(node);
         }
     }
 
     /// Forgets the contents of an object that is changed or freed now.
     fn forget(&mut self, word: OwnerWord) {
-        self.numbers.remove(&word);
         // Whoever frees an object late does not mean a later one in its block.
-        if self.stored.get(&word.offset()).is_some_and(|stored| stored.word.colour() <= word.colour()) {
+        let is_meant = |stored: &StoredObject| stored.word.colour() <= word.colour();
+        for known in [&mut self.changed, &mut self.messages] {
+            if known.get(&word.offset()).is_some_and(is_meant) {
+                known.remove(&word.offset());
+            }
+        }
+        if self.channels.get(&word.offset()).is_some_and(|channel| channel.word.colour() <= word.colour()) {
+            self.changed_channels.remove(&word.offset());
+            if self.channels.remove(&word.offset()).is_some_and(|channel| channel.is_shared) {
+                self.batch.free(word);
+            }
+        }
+        if self.stored.get(&word.offset()).is_some_and(is_meant) {
             self.stored.remove(&word.offset());
             self.batch.free(word);
+        }
+        if self.locks.get(&word.offset()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
+            self.changed_locks.remove(&word.offset());
+            if self.locks.remove(&word.offset()).is_some_and(|lock| lock.is_shared) {
+                self.batch.free(word);
+            }
         }
     }
 
@@ -162,13 +318,17 @@ impl BackupState {
         core::mem::take(&mut self.batch)
     }
 
-    /// Makes a batch of all objects.
+    /// Makes a batch of all objects, locks and channels.
     fn all(&self, arena: &ShareArena) -> BackupBatch {
         let mut all = BackupBatch::default();
         for stored in self.stored.values() {
-            if let Some(contents) = stored.contents(arena) {
-                all.put(stored.word, &contents);
-            }
+            stored.put_into(&mut all, arena);
+        }
+        for channel in self.channels.values().filter(|channel| channel.is_shared) {
+            all.put_channel(channel.word, &channel.state);
+        }
+        for lock in self.locks.values().filter(|lock| lock.is_shared) {
+            all.put_lock(lock.word, &lock.state);
         }
         all
     }
@@ -198,16 +358,92 @@ impl ShareNode {
     pub(crate) fn stage(&self, owned: impl FnOnce() -> Vec<OwnedObject>) {
         if let Some(backup) = &self.backup {
             let owned = owned();
-            if !owned.is_empty() {
-                backup.lock().stage(self, owned);
+            if owned.is_empty() {
+                return;
+            }
+            let mut state = backup.lock();
+            // Nobody takes a batch of a backup that has ended.
+            if state.ended.is_none() {
+                state.stage(self, owned);
             }
         }
     }
 
     /// Records that an object of this node is changed or freed from now on.
     pub(crate) fn forget_stored(&self, word: OwnerWord) {
-        if let Some(backup) = &self.backup {
+        if let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) {
             backup.lock().forget(word);
+        }
+    }
+
+    /// Begins a lock of this node, whose value has so many bytes.
+    pub(crate) fn begin_lock(&self, word: OwnerWord, bytes: usize, destructor: Option<ShippedCode>) {
+        let Some(backup) = &self.backup else { return };
+        let mut value = Vec::with_capacity(bytes);
+        self.arena.read(word, bytes as u64, &mut value);
+        let state = StoredLock { value, owns_others: destructor.is_some(), ..StoredLock::default() };
+        let mut backup = backup.lock();
+        if backup.ended.is_none() {
+            backup.locks.insert(word.offset(), KnownLock { word, state, destructor, is_shared: false });
+        }
+    }
+
+    /// Begins a channel of this node.
+    pub(super) fn begin_stored_channel(&self, word: OwnerWord, state: StoredChannel) {
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
+        if backup.ended.is_none() {
+            backup.channels.insert(word.offset(), KnownChannel { word, state, is_shared: false });
+        }
+    }
+
+    /// Records the state of a channel of this node, before anybody is told of a change. A channel that another
+    /// node has asked is known to others.
+    pub(super) fn note_channel(&self, word: OwnerWord, state: &StoredChannel, is_asked: bool) {
+        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
+        let mut backup = backup.lock();
+        if is_asked {
+            backup.share_channel(self, word);
+        }
+        let Some(channel) = backup.channels.get_mut(&word.offset()).filter(|channel| channel.word == word) else {
+            return;
+        };
+        if channel.state != *state {
+            channel.state.clone_from(state);
+            if channel.is_shared {
+                backup.changed_channels.insert(word.offset());
+            }
+        }
+    }
+
+    /// Records that a value was accepted into a channel of this node, behind all others; or was received, and
+    /// may be asked for again.
+    pub(super) fn note_message(&self, channel: OwnerWord, word: OwnerWord, bytes: u64) {
+        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
+        let mut backup = backup.lock();
+        let Some(known) = backup.channels.get(&channel.offset()).filter(|known| known.word == channel) else { return };
+        let is_shared = known.is_shared;
+        if backup.messages.get(&word.offset()).is_some_and(|stored| stored.word == word) {
+            return;
+        }
+        let kind = StoredKind::Message { channel, position: backup.position };
+        backup.position += 1;
+        let stored = StoredObject { word, bytes: bytes as usize, kind };
+        backup.messages.insert(word.offset(), stored);
+        if is_shared {
+            backup.changed.insert(word.offset(), stored);
+        }
+    }
+
+    /// Records a change of a lock of this node, before anybody is told of it. `note` returns whether there is
+    /// one. A lock that another node holds is known to others.
+    pub(super) fn note_lock(&self, word: OwnerWord, note: impl FnOnce(&mut StoredLock) -> bool) {
+        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
+        let mut backup = backup.lock();
+        let Some(lock) = backup.locks.get_mut(&word.offset()).filter(|lock| lock.word == word) else { return };
+        let is_changed = note(&mut lock.state);
+        lock.is_shared |= lock.state.holders.iter().any(|(ticket, _)| ticket.node != self.id.0);
+        if is_changed && lock.is_shared {
+            backup.changed_locks.insert(word.offset());
         }
     }
 
@@ -223,7 +459,8 @@ impl ShareNode {
         if let Some(state) = &mut state
             && state.stored.contains_key(&word.offset())
         {
-            state.numbers.insert(word);
+            let stored = StoredObject { word, bytes: size_of::<u64>(), kind: StoredKind::Number };
+            state.changed.insert(word.offset(), stored);
         }
         Some(before)
     }
@@ -233,7 +470,7 @@ impl ShareNode {
     pub(crate) fn commit(&self) -> Result<(), ShareError> {
         let Some(backup) = &self.backup else { return Ok(()) };
         let mut state = backup.lock();
-        state.stage_numbers(&self.arena);
+        state.stage_changes(self);
         let is_wanted = state.staged > 0 || state.batch.len() > FREES_BYTES_MAX;
         let wanted = if is_wanted { state.collecting } else { state.collecting - 1 };
         loop {
@@ -247,6 +484,7 @@ impl ShareNode {
                 state = backup.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            state.stage_changes(self);
             let (number, batch) = (state.collecting, state.take_batch());
             let (mut batch, place) = match writer.log.append(&batch) {
                 Some(place) => (batch, Some(place)),
@@ -271,7 +509,8 @@ impl ShareNode {
             state.done = number;
             if end.is_some() {
                 state.ended = end;
-                state.stored = HashMap::new();
+                (state.stored, state.changed, state.messages) = Default::default();
+                (state.locks, state.channels) = Default::default();
             }
             backup.changed.notify_all();
         }

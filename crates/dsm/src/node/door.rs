@@ -33,11 +33,9 @@ impl Handler for Door {
             node.hear_load(sender, letter.load);
             let is_read = letter.message.is_read();
             let reply = node.clone().receive(letter, &mut bytes);
-            if !is_read {
-                // It has an effect elsewhere. The memory server waits for no node, so this wait ends.
-                node.commit().map_err(|_| Stop::Argument)?;
-            }
-            reply
+            // It has an effect elsewhere. The memory server waits for no node, so this wait ends.
+            let is_taken_over = !is_read && node.commit().is_err();
+            if is_taken_over { Some(ShareReply::TakenOver) } else { reply }
         };
         let load = node.peers.tell_load(&node, sender);
         let answered = AnswerLetter { load, reply: reply.ok_or(Stop::Argument)? };
@@ -133,9 +131,12 @@ impl ShareNode {
 mod tests {
     use super::*;
     use crate::NodeBuilder;
+    use crate::backup::BackupAccess;
     use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
-    use crate::node::{AtomicStep, Peers};
-    use farfield_core::dsm::NodeLoad;
+    use crate::node::{AtomicStep, NodeBackup, Peers};
+    use farfield_core::dsm::{
+        BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredAnswer, StoredChannel, StoredLock, StoredMessage,
+    };
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
     use std::sync::Arc;
@@ -143,7 +144,11 @@ mod tests {
     const BUILD: u128 = 77;
 
     fn door() -> (Arc<ShareNode>, Door) {
-        let peers = Peers::new(2, BUILD, String::new());
+        door_of(2)
+    }
+
+    fn door_of(nodes: u16) -> (Arc<ShareNode>, Door) {
+        let peers = Peers::new(nodes, BUILD, String::new());
         let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, None).unwrap();
         let door = Door::default();
         door.open(Arc::downgrade(&node));
@@ -174,8 +179,8 @@ mod tests {
             ShareMessage::Unlock { word, ticket, end: LockEnd::Released(Some(vec![8; 8])) },
             ShareMessage::Atomic { word, step: AtomicStep::Add(1) },
             ShareMessage::Share { word, more: -1 },
-            ShareMessage::Send { word, ticket, may_wait: true, value },
-            ShareMessage::Receive { word, ticket, may_wait: true },
+            ShareMessage::Send { word, ticket, settled: 3, may_wait: true, value },
+            ShareMessage::Receive { word, ticket, settled: 3, may_wait: true },
             ShareMessage::Cancel { word, ticket },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
@@ -254,6 +259,138 @@ mod tests {
         }
         let plain = node.store(&[7; 16]).unwrap();
         assert_eq!((read(second, 0), read(plain, 0)), (None, None), "it is gone, or no group");
+    }
+
+    /// Another node has set the fence while this one was stopped. Whoever asks it is told to ask there.
+    #[test]
+    fn a_node_that_was_taken_over_tells_nothing_and_says_so() {
+        let server = farfield_server::Server::start(farfield_server::Config {
+            listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
+            functions: farfield_wic::Registry::standard(),
+            ..farfield_server::Config::default()
+        });
+        let server = server.unwrap();
+        let (access, _kept) = BackupAccess::create(&server.endpoints()[0], "", 1 << 20).unwrap();
+        let backup = NodeBackup::new(access.open().unwrap()).unwrap();
+        let peers = Peers::new(2, BUILD, String::new());
+        let node = ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, Some(backup)).unwrap();
+        let door = Door::default();
+        door.open(Arc::downgrade(&node));
+        let word = node.store(&[8; 8]).unwrap();
+        node.begin_lock(word, 8, None);
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap()
+        };
+        let unlock = |ticket, value| {
+            let end = LockEnd::Released(Some(vec![value; 8]));
+            ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket, end }).unwrap()
+        };
+        assert!(matches!(reply_of(&lock(1)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
+        assert!(matches!(reply_of(&unlock(1, 9)), Some(ShareReply::Done)));
+        assert!(matches!(reply_of(&lock(2)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
+        let image = access.open().unwrap().take_over().unwrap();
+        let stored = image.locks.into_values().map(|(of, lock)| (of, lock.value, lock.holders)).collect::<Vec<_>>();
+        assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
+        assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
+        assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
+    }
+
+    /// Node 1 was given a lock by node 2, which died before it said so.
+    #[test]
+    fn whoever_was_given_a_lock_by_a_dead_home_has_it_when_asking_again() {
+        let (node, door) = door_of(3);
+        let word = OwnerWord::new(Partition::new(2).unwrap(), 64, Colour(3)).unwrap();
+        let holders = vec![(HomeTicket { node: 1, number: 7 }, LockMode::Exclusive)];
+        let lock = StoredLock { value: vec![5; 8], holders, ..StoredLock::default() };
+        let mut image = BackupImage::default();
+        image.locks.insert(word.offset(), (word, lock));
+        node.promote(NodeId(2), image);
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            let answer = ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(WaitAnswer::Granted { was_left, value })) => Some((was_left, value)),
+                Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(lock(8), None, "another one of that node");
+        assert_eq!((lock(7), lock(7)), (Some((false, vec![5; 8])), Some((false, vec![5; 8]))));
+        // What is said twice is done once, also after the next one has the lock.
+        let unlock = |value: u8| {
+            let end = LockEnd::Released(Some(vec![value; 8]));
+            ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket: 7, end }).unwrap();
+        };
+        unlock(6);
+        assert_eq!(lock(9), Some((false, vec![6; 8])));
+        unlock(7);
+        assert_eq!((lock(10), lock(9)), (None, Some((false, vec![6; 8]))));
+        // It is dropped when it is given back.
+        node.drop_here(word, None);
+        assert_eq!(node.stats().promoted_objects, 1);
+        ask(&door, BUILD, ShareMessage::Unlock { word: word.bits(), ticket: 9, end: LockEnd::Abandoned }).unwrap();
+        let started = std::time::Instant::now();
+        while node.stats().promoted_objects > 0 {
+            assert!(started.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+        assert_eq!((node.stats().late_frees, node.stats().orphans), (0, 0));
+    }
+
+    /// Node 2 has accepted values of node 1, and has handed it one, and died before it said so.
+    #[test]
+    fn a_dead_home_s_answers_are_given_again_until_they_have_arrived() {
+        let (node, door) = door_of(3);
+        let word = |block: u64| OwnerWord::new(Partition::new(2).unwrap(), 64 * block, Colour(3)).unwrap();
+        let ticket = |number| HomeTicket { node: 1, number };
+        let channel = StoredChannel {
+            bound: 3,
+            value_bytes: 1,
+            has_senders: true,
+            has_receiver: true,
+            answers: [(ticket(4), StoredAnswer::Received(word(2))), (ticket(5), StoredAnswer::Sent)].into(),
+            ..StoredChannel::default()
+        };
+        let mut image = BackupImage::default();
+        image.channels.insert(word(1).offset(), (word(1), channel));
+        for (block, position, value) in [(2, 0, 20u8), (3, 7, 31), (4, 6, 30)] {
+            let message = StoredMessage { channel: word(1), position, value: vec![value] };
+            image.messages.insert(word(block).offset(), (word(block), message));
+        }
+        node.promote(NodeId(2), image);
+        let channel = word(1).bits();
+        let reply = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(WaitAnswer::Received(value))) => Some(value[0]),
+                Some(ShareReply::Answer(WaitAnswer::Sent)) => Some(0),
+                Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let receive =
+            |ticket, settled| reply(ShareMessage::Receive { word: channel, ticket, settled, may_wait: false });
+        let send = |ticket, settled, value: u8| {
+            let value = Cow::Owned(vec![value]);
+            reply(ShareMessage::Send { word: channel, ticket, settled, may_wait: false, value })
+        };
+        assert_eq!((receive(4, 4), send(5, 4, 30), receive(4, 4)), (Some(20), Some(0), Some(20)));
+        assert_eq!(node.stats().promoted_objects, 3);
+        assert_eq!((send(6, 4, 40), send(7, 4, 41)), (Some(0), None), "it has two, and room for one");
+        assert_eq!([8, 9, 10, 11].map(|ticket| receive(ticket, ticket)), [Some(30), Some(31), Some(40), None]);
+        assert_eq!(node.stats().promoted_objects, 0, "what was settled is not kept");
+        // A channel that nobody has stored.
+        let message = ShareMessage::Receive { word: word(9).bits(), ticket: 12, settled: 12, may_wait: true };
+        assert!(matches!(reply_of(&ask(&door, BUILD, message).unwrap()), Some(ShareReply::Stale)));
+        // Who has the value last drops it: the receiver is gone, and so is the channel.
+        send(13, 13, 42);
+        assert!(ask(&door, BUILD, ShareMessage::EndReceiver { word: channel }).is_ok());
+        let answer =
+            ask(&door, BUILD, ShareMessage::Receive { word: channel, ticket: 14, settled: 14, may_wait: true });
+        assert!(matches!(reply_of(&answer.unwrap()), Some(ShareReply::Answer(WaitAnswer::Closed))));
     }
 
     #[test]

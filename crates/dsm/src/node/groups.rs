@@ -7,12 +7,13 @@
 #![allow(unsafe_code, reason = "objects are copied, and the addresses in them replaced")]
 
 use super::{BlockRights, ShareNode};
-use crate::ShareError;
+use crate::arena::ShareArena;
 use crate::copies::ObjectCopy;
 use crate::message::{ShareMessage, ShareReply, VALUE_BYTES_MAX};
 use crate::ptr::MemberType;
 use crate::stats::count;
 use crate::task::code::ShippedCode;
+use crate::{NodeId, OwnedObject, ShareError};
 use core::ptr::NonNull;
 use farfield_core::dsm::OwnerWord;
 use std::collections::VecDeque;
@@ -59,6 +60,34 @@ unsafe fn gather(root: *const u8, root_type: MemberType) -> Vec<u8> {
         unsafe { core::ptr::copy_nonoverlapping(object, bytes[start..].as_mut_ptr(), member.bytes) };
     }
     bytes
+}
+
+/// Returns the bytes of a group as it travels; `None` if this version of it is not there.
+///
+/// # Safety
+/// A group of this version begins with an object of this type.
+pub(super) unsafe fn group_contents(arena: &ShareArena, word: OwnerWord, root: MemberType) -> Option<Vec<u8>> {
+    // SAFETY: the caller's promise; as long as this version is read, there is no other one.
+    arena.with_version(word, |address| unsafe { gather(address, root) })
+}
+
+/// Passes the objects that the members of a group own, if this version of it is there.
+///
+/// # Safety
+/// As for [`group_contents`].
+pub(super) unsafe fn visit_group(
+    arena: &ShareArena,
+    word: OwnerWord,
+    root: MemberType,
+    mut visit: impl FnMut(OwnedObject),
+) {
+    arena.with_version(word, |address| {
+        // SAFETY: as above.
+        for (object, member) in unsafe { members(address, root) } {
+            // SAFETY: as above.
+            unsafe { member.visit_owned(object, &mut visit) };
+        }
+    });
 }
 
 /// Where the objects of a group are in its bytes.
@@ -155,9 +184,13 @@ impl ShareNode {
     /// that version is not there any more.
     pub(crate) fn read_group_for(&self, word: OwnerWord, offset: u64, code: ShippedCode) -> Option<(u64, Vec<u8>)> {
         let root = code.member_type()?;
-        // A question that comes late meets another version: as long as this one is read, there is none.
-        // SAFETY: a group of this version, because words of its type are asked for with its code.
-        let mut group = self.arena.with_version(word, |address| unsafe { gather(address, root) })?;
+        let mut group = if self.is_here(word) {
+            // A question that comes late meets another version.
+            // SAFETY: a group of this version, because words of its type are asked for with its code.
+            unsafe { group_contents(&self.arena, word, root) }?
+        } else {
+            self.read_promoted_group(word)?
+        };
         let (bytes, start) = (group.len(), (offset as usize).min(group.len()));
         group.truncate((start + VALUE_BYTES_MAX).min(bytes));
         Some((bytes as u64, group.split_off(start)))
@@ -169,11 +202,27 @@ impl ShareNode {
             return Err(ShareError::Lost);
         }
         count(&self.counters.fetches, 1);
-        let (home, mut found) = (self.home_of(word), Vec::new());
+        loop {
+            let host = self.host_of(word);
+            if host == self.id {
+                return self.read_promoted_group(word).ok_or_else(|| self.lost_with_home(word));
+            }
+            return match self.fetch_group_from(host, word, group) {
+                // Another node keeps it since, and all of it.
+                Err(ShareError::NodeLost { .. }) if self.host_of(word) != host => continue,
+                // It was not in the backup.
+                Err(ShareError::Stale { .. }) if self.is_promoted(word) => Err(self.lost_with_home(word)),
+                fetched => fetched,
+            };
+        }
+    }
+
+    fn fetch_group_from(&self, host: NodeId, word: OwnerWord, group: &GroupType) -> Result<Vec<u8>, ShareError> {
+        let mut found = Vec::new();
         loop {
             let offset = found.len() as u64;
             let message = ShareMessage::FetchGroup { word: word.bits(), offset, root: (group.code)().reference() };
-            let bytes = self.peers.ask(self, home, message, |reply| match reply {
+            let bytes = self.peers.ask(self, host, message, |reply| match reply {
                 ShareReply::Group { bytes, piece } => {
                     found.extend_from_slice(piece);
                     (!piece.is_empty() || bytes == offset).then_some(bytes)
@@ -199,6 +248,7 @@ impl ShareNode {
         }
         if self.is_here(word) && rights != BlockRights::Reader {
             if let Some(next) = word.next_version() {
+                self.forget_stored(word);
                 self.arena.begin_version(next);
                 return Ok((next, self.arena.address(word)));
             }
@@ -218,19 +268,29 @@ impl ShareNode {
 
     /// Makes a second group of the same contents at this node. Returns the word of its first object.
     fn bring_group(&self, word: OwnerWord, group: &GroupType) -> Result<OwnerWord, ShareError> {
-        let mut bytes = match self.is_here(word) {
+        let bytes = match self.is_here(word) {
             // SAFETY: the group is there, and is borrowed mutably by the caller, who does not write.
             true => unsafe { gather(self.arena.address(word), group.root) },
             false => self.fetch_group(word, group)?,
         };
         let stale = ShareError::Stale { node: self.home_of(word) };
+        // SAFETY: the bytes of a group of this type.
+        unsafe { self.place_group(&bytes, group.root) }?.ok_or(stale)
+    }
+
+    /// Makes a group at this node of bytes that have arrived. Returns the word of its first object; `None` if
+    /// so many bytes are no such group.
+    ///
+    /// # Safety
+    /// They were gathered from a group of this type.
+    pub(super) unsafe fn place_group(&self, bytes: &[u8], root: MemberType) -> Result<Option<OwnerWord>, ShareError> {
         // Objects are walked where they are aligned.
         let mut aligned = vec![0u128; bytes.len().div_ceil(size_of::<u128>())];
         let at = aligned.as_mut_ptr().cast::<u8>();
         // SAFETY: room for so many bytes.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_mut_ptr(), at, bytes.len()) };
-        // SAFETY: the bytes of a group of this type.
-        let layout = unsafe { GroupLayout::of(at, bytes.len(), group.root) }.ok_or(stale)?;
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        // SAFETY: the caller's promise.
+        let Some(layout) = (unsafe { GroupLayout::of(at, bytes.len(), root) }) else { return Ok(None) };
         let mut words: Vec<OwnerWord> = Vec::with_capacity(layout.objects.len());
         for (_, bytes) in &layout.objects {
             match self.take(*bytes as u64) {
@@ -251,7 +311,7 @@ impl ShareNode {
         self.arena.add_tied(words.len() as u64 - 1);
         self.arena.begin_version(words[0]);
         count(&self.counters.moved_objects, words.len() as u64);
-        Ok(words[0])
+        Ok(Some(words[0]))
     }
 
     /// Frees a block that was brought here for a loan whose lender is dead. Of a group nobody knows the

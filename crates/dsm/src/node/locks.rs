@@ -1,11 +1,12 @@
-//! Locks whose values this node keeps: who holds them, and who waits.
+//! Locks whose values this node keeps: who holds them, and who waits. Among them are locks of nodes that are
+//! gone, if they were in a backup.
 #![allow(unsafe_code, reason = "values are bytes")]
 
 use super::{NodeId, ShareNode};
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::stats::count;
 use crate::task::code::ShippedCode;
-use farfield_core::dsm::{HomeTicket, LockLine, OwnerWord};
+use farfield_core::dsm::{HomeTicket, LockLine, OwnerWord, StoredLock};
 use farfield_core::lock::LockMode;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,7 +66,7 @@ impl ShareNode {
         let mut locks = self.locks.lock();
         // A message may be late. An object is dropped and freed under this mutex, and a node that is gone
         // was lost before its tickets are taken out.
-        if !self.may_hold(word) || self.peers.is_lost(NodeId(ticket.node)) {
+        if !self.keeps(word) || self.peers.is_lost(NodeId(ticket.node)) {
             return Some(WaitAnswer::Closed);
         }
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
@@ -75,7 +76,9 @@ impl ShareNode {
         if lock.is_lost {
             return Some(WaitAnswer::Lost);
         }
-        if lock.line.ask(ticket, mode) {
+        // Whoever asks again after the home has died may have been given the lock before.
+        if lock.line.held(ticket).is_some() || lock.line.ask(ticket, mode) {
+            self.note_change(word, lock, None);
             return Some(self.grant(word, lock, ticket));
         }
         if !may_wait {
@@ -85,11 +88,70 @@ impl ShareNode {
         None
     }
 
+    /// Records in the backup who holds a lock, and its new value if it has one.
+    fn note_change(&self, word: OwnerWord, lock: &HomeLock, value: Option<Vec<u8>>) {
+        // Readers at the home leave nothing when they die with it.
+        let is_noted =
+            |(ticket, mode): &(HomeTicket, LockMode)| ticket.node != self.id.0 || *mode == LockMode::Exclusive;
+        self.note_lock(word, |state| {
+            let holders: Vec<_> = lock.line.holdings().filter(is_noted).collect();
+            let is_changed = value.is_some()
+                || state.holders != holders
+                || (state.was_left, state.is_lost) != (lock.was_left, lock.is_lost);
+            (state.holders, state.was_left, state.is_lost) = (holders, lock.was_left, lock.is_lost);
+            if let Some(value) = value {
+                state.value = value;
+            }
+            is_changed
+        });
+    }
+
+    /// Returns whether an object of this version is kept here.
+    fn keeps(&self, word: OwnerWord) -> bool {
+        self.may_hold(word) || self.holds_promoted(word)
+    }
+
+    /// Returns the value under a lock.
+    fn read_locked(&self, word: OwnerWord, bytes: u64) -> Option<Vec<u8>> {
+        if self.is_promoted(word) {
+            return self.read_promoted(word, 0, bytes);
+        }
+        let mut value = Vec::new();
+        self.arena.read(word, bytes, &mut value).then_some(value)
+    }
+
+    /// Overwrites the value under a lock.
+    fn write_locked(&self, word: OwnerWord, value: &[u8]) {
+        if self.is_promoted(word) {
+            self.write_promoted(word, value);
+        } else {
+            self.arena.write(word, value);
+        }
+    }
+
+    /// Keeps a lock of a node that is gone. Its holders at living nodes hold it here.
+    pub(super) fn promote_lock(&self, node: NodeId, word: OwnerWord, stored: StoredLock) {
+        let mut locks = self.locks.lock();
+        // A node that is gone was lost before its tickets are taken out.
+        let stored = stored.without(|holder| holder == node.0 || self.peers.is_lost(NodeId(holder)));
+        self.keep_promoted(word, &stored.value);
+        let StoredLock { value, holders, was_left, is_lost, owns_others } = stored;
+        if !holders.is_empty() || was_left || is_lost {
+            let locked = LockedType { bytes: value.len() as u64, owns_others, destructor: None };
+            let line = LockLine::held_by(holders);
+            locks.insert(word, HomeLock { line, was_left, is_lost, ..HomeLock::free(locked) });
+        }
+    }
+
     /// Returns what the ticket that has the lock is told: the value, if it is at another node.
     fn grant(&self, word: OwnerWord, lock: &HomeLock, ticket: HomeTicket) -> WaitAnswer {
         let mut value = Vec::new();
-        if ticket.node != self.id.0 && !self.arena.read(word, lock.locked.bytes, &mut value) {
-            return WaitAnswer::Closed;
+        // A value in the arena is used in place by tasks of this node.
+        if ticket.node != self.id.0 || !self.is_here(word) {
+            match self.read_locked(word, lock.locked.bytes) {
+                Some(bytes) => value = bytes,
+                None => return WaitAnswer::Closed,
+            }
         }
         // Whoever has the lock can take the objects that the value owns.
         self.stage(|| {
@@ -107,24 +169,32 @@ impl ShareNode {
 
     fn end_lock_in(&self, locks: &mut HashMap<OwnerWord, HomeLock>, word: OwnerWord, ticket: HomeTicket, end: LockEnd) {
         let Some(lock) = locks.get_mut(&word) else { return };
+        let mut written = None;
         if lock.line.held(ticket) == Some(LockMode::Exclusive) {
             lock.was_left = !matches!(end, LockEnd::Released(_));
             match end {
                 LockEnd::Released(Some(value)) | LockEnd::Panicked(Some(value)) => {
                     if value.len() as u64 == lock.locked.bytes {
-                        self.arena.write(word, &value);
+                        self.write_locked(word, &value);
+                        written = Some(value);
                     }
+                }
+                // A task of this node may have written to it in place.
+                LockEnd::Released(None) | LockEnd::Panicked(None) if self.has_backup() => {
+                    written = self.read_locked(word, lock.locked.bytes);
                 }
                 LockEnd::Released(None) | LockEnd::Panicked(None) => {}
                 LockEnd::Abandoned => lock.is_lost = lock.locked.owns_others,
             }
         }
-        let turns = lock.line.leave(ticket);
+        let mut turns = lock.line.leave(ticket);
         if lock.is_lost {
-            let waited = lock.line.dissolve();
-            turns.into_iter().chain(waited).for_each(|ticket| self.answer(ticket, WaitAnswer::Lost));
-        } else {
-            turns.into_iter().for_each(|ticket| self.answer(ticket, self.grant(word, lock, ticket)));
+            turns.extend(lock.line.dissolve());
+        }
+        self.note_change(word, lock, written);
+        for ticket in turns {
+            let answer = if lock.is_lost { WaitAnswer::Lost } else { self.grant(word, lock, ticket) };
+            self.answer(ticket, answer);
         }
         if !lock.line.is_idle() {
             return;
@@ -147,7 +217,7 @@ impl ShareNode {
 
     /// Gives a lock back, wherever its home is. Never waits for another node.
     pub(crate) fn unlock(&self, word: OwnerWord, number: u64, end: LockEnd) {
-        let home = self.home_of(word);
+        let home = self.host_of(word);
         if home == self.id {
             self.end_lock(word, HomeTicket { node: self.id.0, number }, end);
         } else {
@@ -182,7 +252,7 @@ impl ShareNode {
     /// is held is dropped later, one whose value is lost never, and what was said twice is done once.
     pub(super) fn begin_drop(&self, word: OwnerWord, destructor: Option<ShippedCode>) -> bool {
         let mut locks = self.locks.lock();
-        if !self.may_hold(word) {
+        if !self.keeps(word) {
             count(&self.counters.late_frees, 1);
             return false;
         }
@@ -190,6 +260,8 @@ impl ShareNode {
             Some(lock) if lock.is_dropped => false,
             Some(lock) if !lock.line.is_idle() => {
                 lock.orphan = Some(destructor);
+                // Nobody takes it over, and whoever holds it may have taken the value.
+                self.forget_stored(word);
                 false
             }
             Some(lock) if lock.is_lost => {
@@ -213,7 +285,9 @@ impl ShareNode {
     /// Frees the block of an object that was dropped.
     pub(super) fn end_drop(&self, word: OwnerWord) {
         let mut locks = self.locks.lock();
-        self.free_block(word);
+        if self.is_here(word) {
+            self.free_block(word);
+        }
         locks.remove(&word);
     }
 }

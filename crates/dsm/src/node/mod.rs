@@ -50,8 +50,8 @@ pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
-use waits::WaitNotes;
 pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
+use waits::{OpenTickets, WaitNotes};
 
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
@@ -161,6 +161,7 @@ pub(crate) struct ShareNode {
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
     wait_notes: WaitNotes,
+    pub(crate) tickets: OpenTickets,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
     channels: HomeChannels,
@@ -211,6 +212,7 @@ impl ShareNode {
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
             wait_notes: WaitNotes::default(),
+            tickets: OpenTickets::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
             channels: HomeChannels::default(),
@@ -413,7 +415,11 @@ impl ShareNode {
     /// Drops an object of this node and frees its block, once.
     pub(crate) fn drop_here(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
         if !self.is_here(word) {
-            self.drop_promoted(word, destructor);
+            // What was not in the backup is counted.
+            if !self.holds_promoted(word) || self.begin_drop(word, destructor) {
+                self.drop_promoted(word, destructor);
+                self.end_drop(word);
+            }
             return;
         }
         if !self.begin_drop(word, destructor) {

@@ -107,8 +107,8 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
                 }
                 // The node did it when it was said before.
                 Err(unanswered) if may_be_done && matches!(unanswered.error, ShareError::Stale { .. }) => break false,
-                // Another node keeps the object since.
-                Err(_) if node.free_at_host(to, &message) => break false,
+                // Another node keeps the object or the lock since.
+                Err(_) if node.tell_host(to, &message) => break false,
                 Err(_) => break true,
             }
         };
@@ -119,15 +119,23 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
 }
 
 impl ShareNode {
-    /// Frees an object at the node that keeps it now, if that is another one than it was. Returns whether it
-    /// is.
-    fn free_at_host(&self, told: NodeId, message: &ShareMessage<'_>) -> bool {
-        let ShareMessage::Free { word, destructor } = message else { return false };
-        let word = OwnerWord::from_bits(*word).filter(|word| self.host_of(*word) != told);
-        if let Some(word) = word {
-            self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
+    /// Frees an object, gives a lock back, or ends a receiver at the node that keeps it now, if that is another
+    /// one than it was. Returns whether it is.
+    fn tell_host(&self, told: NodeId, message: &ShareMessage<'static>) -> bool {
+        let (ShareMessage::Free { word, .. } | ShareMessage::Unlock { word, .. } | ShareMessage::EndReceiver { word }) =
+            message
+        else {
+            return false;
+        };
+        let Some(word) = OwnerWord::from_bits(*word).filter(|word| self.host_of(*word) != told) else { return false };
+        match message {
+            ShareMessage::Free { destructor, .. } => {
+                self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
+            }
+            ShareMessage::Unlock { ticket, end, .. } => self.unlock(word, *ticket, end.clone()),
+            _ => self.end_receiving(word),
         }
-        word.is_some()
+        true
     }
 }
 

@@ -408,6 +408,8 @@ impl Peers {
                 from.first.expelled();
                 Err(ShareError::Expelled.into())
             }
+            // It will be said that the node is gone, and who keeps its objects.
+            Ok(ShareReply::TakenOver) => Err(Unanswered { error: self.unreachable(to, started), may_have_arrived }),
             Ok(ShareReply::OtherBuild) | Err(_) => Err(ShareError::OtherBuild { node: to }.into()),
             Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }.into()),
         }

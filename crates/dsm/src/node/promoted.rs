@@ -2,7 +2,7 @@
 //!
 //! They are read, moved away and dropped, but no owner writes to one here: a mutable borrow brings it to a
 //! block of the borrower's node. So no new version is made in a partition that was promoted, and its words
-//! are never used again. Atomic numbers stay and are changed.
+//! are never used again. Atomic numbers and values under locks stay and are changed.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::{AtomicStep, NodeId, ShareNode, within};
@@ -31,6 +31,8 @@ struct PromotedObject {
     /// Contents, aligned as in a block.
     contents: Vec<u128>,
     bytes: usize,
+    /// Whether these are the bytes of a group, as it travels.
+    is_group: bool,
 }
 
 /// Nodes that keep the partitions of the program, by the numbers of those that were started with them.
@@ -51,12 +53,19 @@ impl PromotedObject {
         let mut aligned = vec![0u128; contents.len().div_ceil(size_of::<u128>()).max(1)];
         // SAFETY: room for so many bytes.
         unsafe { core::ptr::copy_nonoverlapping(contents.as_ptr(), aligned.as_mut_ptr().cast(), contents.len()) };
-        PromotedObject { word, contents: aligned, bytes: contents.len() }
+        PromotedObject { word, contents: aligned, bytes: contents.len(), is_group: false }
     }
 
     fn as_bytes(&self) -> &[u8] {
         // SAFETY: so many bytes were written.
         unsafe { core::slice::from_raw_parts(self.contents.as_ptr().cast(), self.bytes) }
+    }
+}
+
+impl PromotedTable {
+    fn insert(&mut self, word: OwnerWord, contents: &[u8]) {
+        self.bytes += contents.len() as u64;
+        self.objects.insert(key(word), PromotedObject::new(word, contents));
     }
 }
 
@@ -109,11 +118,39 @@ impl ShareNode {
     pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
         let mut table = self.promoted.lock();
         for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            table.insert(word, &contents);
+        }
+        for (word, contents) in image.groups.into_values().filter(|(word, _)| self.home_of(*word) == node) {
             table.bytes += contents.len() as u64;
-            table.objects.insert(key(word), PromotedObject::new(word, &contents));
+            table.objects.insert(key(word), PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
         }
         drop(table);
+        for (word, lock) in image.locks.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            self.promote_lock(node, word, lock);
+        }
+        let mut messages: HashMap<OwnerWord, Vec<_>> = HashMap::new();
+        for (word, message) in image.messages.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            messages.entry(message.channel).or_default().push((word, message));
+        }
+        for (word, channel) in image.channels.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+            self.promote_channel(node, word, channel, messages.remove(&word).unwrap_or_default());
+        }
         self.set_host(node, self.id);
+    }
+
+    /// Keeps a value of another partition that is under a lock, or in a channel.
+    pub(super) fn keep_promoted(&self, word: OwnerWord, value: &[u8]) {
+        self.promoted.lock().insert(word, value);
+    }
+
+    /// Forgets a value that was received. Its receiver owns what it owns.
+    pub(super) fn forget_promoted(&self, word: OwnerWord) {
+        self.promoted.take(word);
+    }
+
+    /// Overwrites the value under a promoted lock.
+    pub(super) fn write_promoted(&self, word: OwnerWord, value: &[u8]) {
+        self.promoted.with(word, |object| *object = PromotedObject::new(word, value));
     }
 
     /// Reads bytes of a promoted object. Returns `None` if this version of it is not here.
@@ -121,6 +158,11 @@ impl ShareNode {
         let end = offset.checked_add(bytes)?;
         let range = usize::try_from(offset).ok()?..usize::try_from(end).ok()?;
         self.promoted.with(word, |object| object.as_bytes().get(range).map(<[u8]>::to_vec)).flatten()
+    }
+
+    /// Reads a promoted group. Returns `None` if this version of it is not here.
+    pub(super) fn read_promoted_group(&self, word: OwnerWord) -> Option<Vec<u8>> {
+        self.promoted.with(word, |object| object.is_group.then(|| object.as_bytes().to_vec())).flatten()
     }
 
     /// Returns whether this version of a promoted object is here.
@@ -141,6 +183,7 @@ impl ShareNode {
     pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
         let object = self.promoted.take(word);
         match (object, destructor) {
+            (Some(group), Some(destructor)) if group.is_group => self.drop_promoted_group(&group, destructor),
             (Some(mut object), Some(destructor)) if destructor.dropped_bytes() <= object.bytes => {
                 // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their type.
                 within(self, false, || unsafe { destructor.drop_at(object.contents.as_mut_ptr().cast()) });
@@ -148,6 +191,18 @@ impl ShareNode {
             (Some(_), _) => {}
             // It was not in the backup: what it owns stays.
             (None, _) => count(&self.counters.orphans, 1),
+        }
+    }
+
+    /// Drops a promoted group. It is dropped where its members have addresses: among the objects of this node.
+    fn drop_promoted_group(&self, group: &PromotedObject, destructor: ShippedCode) {
+        // What frees the members of a group that was moved has nothing to do here.
+        let Some(root) = destructor.member_type() else { return };
+        // SAFETY: the bytes of a group; its owner has the destructor of its type.
+        match unsafe { self.place_group(group.as_bytes(), root) } {
+            Ok(Some(word)) => self.outbox.free(self.id, word, Some(destructor)),
+            // There is no room: what it owns stays.
+            Ok(None) | Err(_) => count(&self.counters.orphans, 1),
         }
     }
 

@@ -65,11 +65,17 @@ impl ShareNode {
                 true => ShareReply::Done,
                 false => ShareReply::Stale,
             },
-            ShareMessage::Send { word, ticket: number, may_wait, value } => {
-                said(self.send_value(OwnerWord::from_bits(word)?, ticket(number), &value, may_wait))
+            // It was not in the backup of its node.
+            ShareMessage::Send { word, .. } | ShareMessage::Receive { word, .. }
+                if !self.keeps_channel(OwnerWord::from_bits(word)?) =>
+            {
+                ShareReply::Stale
             }
-            ShareMessage::Receive { word, ticket: number, may_wait } => {
-                said(self.receive_value(OwnerWord::from_bits(word)?, ticket(number), may_wait))
+            ShareMessage::Send { word, ticket: number, settled, may_wait, value } => {
+                said(self.send_value(OwnerWord::from_bits(word)?, ticket(number), settled, &value, may_wait))
+            }
+            ShareMessage::Receive { word, ticket: number, settled, may_wait } => {
+                said(self.receive_value(OwnerWord::from_bits(word)?, ticket(number), settled, may_wait))
             }
             ShareMessage::Cancel { word, ticket: number } => {
                 let (word, ticket) = (OwnerWord::from_bits(word)?, ticket(number));

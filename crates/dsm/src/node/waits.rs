@@ -7,7 +7,7 @@ use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use farfield_core::dsm::{HomeTicket, OwnerWord};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,13 +42,7 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
 
     /// Expects an answer of a node. Returns the number of the wait, which is used once.
     pub(crate) fn expect(&self, node: NodeId, cause: WaitCause, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
-        let slot = Arc::new(WaitSlot {
-            node: AtomicU16::new(node.0),
-            cause,
-            about,
-            answer: Mutex::new(None),
-            arrived: Condvar::new(),
-        });
+        let slot = Arc::new(WaitSlot::new(node, cause, about));
         let mut waits = self.lock();
         waits.last += 1;
         let number = waits.last;
@@ -59,6 +53,13 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
     /// Returns where the answer of this number belongs, once.
     pub(crate) fn take(&self, number: u64) -> Option<Arc<WaitSlot<T, M>>> {
         self.lock().slots.remove(&number)
+    }
+
+    /// Expects an answer of this number again, from another node.
+    fn expect_again(&self, number: u64, node: NodeId, cause: WaitCause, about: M) -> Arc<WaitSlot<T, M>> {
+        let slot = Arc::new(WaitSlot::new(node, cause, about));
+        self.lock().slots.insert(number, slot.clone());
+        slot
     }
 
     /// Records that another node will answer. Returns whether the answer is still waited for.
@@ -85,6 +86,10 @@ impl<T: From<ShareError>, M> Drop for WaitTable<T, M> {
 }
 
 impl<T, M> WaitSlot<T, M> {
+    fn new(node: NodeId, cause: WaitCause, about: M) -> WaitSlot<T, M> {
+        WaitSlot { node: AtomicU16::new(node.0), cause, about, answer: Mutex::new(None), arrived: Condvar::new() }
+    }
+
     pub(crate) fn node(&self) -> NodeId {
         NodeId(self.node.load(Relaxed))
     }
@@ -206,6 +211,42 @@ impl Drop for Noted<'_> {
     }
 }
 
+/// Tickets of this node that may still be asked for, by the word of the channel.
+#[derive(Default)]
+pub(crate) struct OpenTickets(Mutex<BTreeSet<(u64, u64)>>);
+
+/// A ticket that is open until this is dropped.
+struct OpenTicket<'n>(&'n OpenTickets, (u64, u64));
+
+impl OpenTickets {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, channel: OwnerWord, number: u64) -> OpenTicket<'_> {
+        let ticket = (channel.bits(), number);
+        self.lock().insert(ticket);
+        OpenTicket(self, ticket)
+    }
+
+    /// Returns the number below which all tickets of a channel have their answers. One ticket is open.
+    pub(crate) fn settled(&self, channel: OwnerWord) -> u64 {
+        let open = self.lock();
+        open.range((channel.bits(), 0)..).next().map_or(
+            0,
+            |(word, number)| {
+                if *word == channel.bits() { *number } else { 0 }
+            },
+        )
+    }
+}
+
+impl Drop for OpenTicket<'_> {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
 /// Time for which something that others hold or have to do is waited for.
 #[derive(Clone, Copy)]
 pub(crate) enum WaitLimit {
@@ -236,38 +277,62 @@ impl ShareNode {
     /// Asks the home of a lock or a channel for something, and waits for it as long as the limit
     /// says. Returns its answer, and the number of the wait; `Busy` if the time is over.
     ///
-    /// On an error that leaves open whether the home has answered, `undo` makes the message that
-    /// takes the wish back; the home gets it sooner or later.
+    /// If the home dies and another node keeps the lock or the channel since, that one is asked with the same
+    /// number: it knows what was answered to this wait before. On another error that leaves open whether the
+    /// home has answered, `undo` makes the message that takes the wish back; the home gets it sooner or later.
     pub(crate) fn wait_at_home<'m>(
         &self,
         word: OwnerWord,
         cause: impl FnOnce(OwnerWord) -> WaitCause,
         limit: WaitLimit,
-        request: impl FnOnce(u64) -> ShareMessage<'m>,
-        undo: impl FnOnce(u64) -> ShareMessage<'static>,
+        request: impl Fn(u64) -> ShareMessage<'m>,
+        undo: impl Fn(u64) -> ShareMessage<'static>,
     ) -> Result<(u64, WaitAnswer), Unanswered> {
-        let started = Instant::now();
-        let home = self.home_of(word);
-        let (number, slot) = self.waits.expect(home, cause(word), ());
-        let first = self.at_home(home, request(number));
-        let answer = match first {
-            Ok(ShareReply::Answer(answer)) => {
-                self.waits.take(number);
-                return Ok((number, answer));
+        let (started, cause) = (Instant::now(), cause(word));
+        let mut home = self.host_of(word);
+        let (number, mut slot) = self.waits.expect(home, cause, ());
+        let _open = matches!(cause, WaitCause::Channel(_)).then(|| self.tickets.open(word, number));
+        let mut may_have_arrived = false;
+        loop {
+            let answer = self.wait_at(home, word, (number, &slot), (limit, started), request(number));
+            self.waits.take(number);
+            let Err(mut unanswered) = answer else { return answer.map(|answer| (number, answer)) };
+            let is_lost = matches!(unanswered.error, ShareError::NodeLost { .. });
+            let host = self.host_of(word);
+            if !is_lost && unanswered.may_have_arrived {
+                self.outbox.tell(home, undo(number));
             }
-            Ok(ShareReply::Waits) => match limit {
+            if matches!(unanswered.error, ShareError::Stale { .. }) && self.is_promoted(word) {
+                // It was not in the backup, so it was not asked for just now.
+                return Err(Unanswered { error: self.lost_with_home(word), may_have_arrived });
+            }
+            unanswered.may_have_arrived |= may_have_arrived;
+            if !is_lost || host == home {
+                return Err(unanswered);
+            }
+            may_have_arrived = unanswered.may_have_arrived;
+            home = host;
+            slot = self.waits.expect_again(number, home, cause, ());
+        }
+    }
+
+    /// Asks one node, and waits for its answer.
+    fn wait_at(
+        &self,
+        home: NodeId,
+        word: OwnerWord,
+        (number, slot): (u64, &WaitSlot<HomeAnswer>),
+        (limit, started): (WaitLimit, Instant),
+        request: ShareMessage<'_>,
+    ) -> Result<WaitAnswer, Unanswered> {
+        let answer = match self.at_home(home, request)? {
+            ShareReply::Answer(answer) => return Ok(answer),
+            ShareReply::Waits => match limit {
                 WaitLimit::None => Some(Ok(WaitAnswer::Busy)),
                 WaitLimit::Within(within) => slot.wait_until(self, started + within).map(|answer| answer.0),
                 WaitLimit::Unlimited => Some(slot.wait(self).0),
             },
-            Ok(_) => Some(Err(ShareError::Stale { node: home })),
-            Err(unanswered) => {
-                self.waits.take(number);
-                if unanswered.may_have_arrived {
-                    self.outbox.tell(home, undo(number));
-                }
-                return Err(unanswered);
-            }
+            _ => Some(Err(ShareError::Stale { node: home })),
         };
         let answer = match answer {
             Some(answer) => answer,
@@ -275,18 +340,10 @@ impl ShareNode {
             None => match self.at_home(home, ShareMessage::Cancel { word: word.bits(), ticket: number }) {
                 Ok(ShareReply::Done) => Ok(WaitAnswer::Busy),
                 Ok(_) => slot.wait(self).0,
-                Err(unanswered) => {
-                    self.waits.take(number);
-                    self.outbox.tell(home, undo(number));
-                    return Err(Unanswered { may_have_arrived: true, ..unanswered });
-                }
+                Err(unanswered) => return Err(Unanswered { may_have_arrived: true, ..unanswered }),
             },
         };
-        self.waits.take(number);
-        match answer {
-            Ok(answer) => Ok((number, answer)),
-            Err(error) => Err(Unanswered { error, may_have_arrived: true }),
-        }
+        answer.map_err(|error| Unanswered { error, may_have_arrived: true })
     }
 
     /// Sends a message to a home, which may be this node.

@@ -3,7 +3,7 @@
 
 use crate::node;
 use crate::task::code::{ShippedCode, object_bytes_of};
-use crate::{FarGroup, Here, ShareError};
+use crate::{FarGroup, Here, OwnedObject, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, align_of, size_of};
 use core::ops::{Deref, DerefMut};
@@ -114,6 +114,7 @@ pub struct Tie {
 pub(crate) struct MemberType {
     pub(crate) bytes: usize,
     visit: unsafe fn(*const u8, &mut dyn FnMut(Tie)),
+    visit_owned: unsafe fn(*const u8, &mut dyn FnMut(OwnedObject)),
 }
 
 impl MemberType {
@@ -124,7 +125,22 @@ impl MemberType {
             // SAFETY: the caller's promise. A `TBox` may hold any address as long as it is not used.
             unsafe { &*object.cast::<T>() }.visit_ties(visit);
         }
-        MemberType { bytes: size_of::<T>(), visit: visit::<T> }
+        /// # Safety
+        /// A value of `T` lies there, but for the addresses of what is tied to it.
+        unsafe fn visit_owned<T: FarGroup>(object: *const u8, visit: &mut dyn FnMut(OwnedObject)) {
+            // SAFETY: as above.
+            unsafe { &*object.cast::<T>() }.visit_owned(visit);
+        }
+        MemberType { bytes: size_of::<T>(), visit: visit::<T>, visit_owned: visit_owned::<T> }
+    }
+
+    /// Passes the objects that an object owns, but not those that are tied to it.
+    ///
+    /// # Safety
+    /// As for [`MemberType::visit_ties`].
+    pub(crate) unsafe fn visit_owned(self, object: *const u8, visit: &mut dyn FnMut(OwnedObject)) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.visit_owned)(object, visit) }
     }
 
     /// Passes the ties in an object.

@@ -15,7 +15,8 @@ use std::borrow::Cow;
 /// Makes a channel for up to `bound` values, which are kept at this node until they are received. With
 /// a bound of 0 each value is handed from sender to receiver.
 ///
-/// Values of one sender arrive in order. Both ends can be sent to other nodes. Fails if near memory is
+/// Values of one sender arrive in order. Both ends can be sent to other nodes. If this node dies and has a
+/// backup, the channel goes on at the first node. Fails if near memory is
 /// full, or if a value is too large to travel.
 pub fn channel<T: Far>(here: &Here<'_>, bound: usize) -> Result<(Sender<T>, Receiver<T>), ShareError> {
     let word = here.alloc(0u64)?.into_word();
@@ -96,15 +97,23 @@ pub struct Sender<T: Far> {
 }
 
 // SAFETY: a word, which holds no address and stands for one sender wherever it is.
-unsafe impl<T: Far> Portable for Sender<T> {}
+unsafe impl<T: Far> Portable for Sender<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for Sender<T> {}
+unsafe impl<T: Far> FarGroup for Sender<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::channel(self.word));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for Sender<T> {}
 
 impl<T: Far> core::fmt::Debug for Sender<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Sender(channel at node {})", NodeId::of_home(self.word))
+        write!(f, "Sender(channel at node {})", NodeId::of(self.word))
     }
 }
 
@@ -130,8 +139,8 @@ impl<T: Far> Sender<T> {
         let bytes = bytes_of(value);
         let word = self.word.bits();
         let request = |ticket| {
-            let may_wait = limit.may_wait();
-            ShareMessage::Send { word, ticket, may_wait, value: Cow::Borrowed(&bytes) }
+            let (may_wait, settled) = (limit.may_wait(), here.node().tickets.settled(self.word));
+            ShareMessage::Send { word, ticket, settled, may_wait, value: Cow::Borrowed(&bytes) }
         };
         let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
             ShareMessage::Cancel { word, ticket }
@@ -169,15 +178,23 @@ pub struct Receiver<T: Far> {
 }
 
 // SAFETY: a word, which holds no address and stands for the receiver wherever it is.
-unsafe impl<T: Far> Portable for Receiver<T> {}
+unsafe impl<T: Far> Portable for Receiver<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for Receiver<T> {}
+unsafe impl<T: Far> FarGroup for Receiver<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::channel(self.word));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for Receiver<T> {}
 
 impl<T: Far> core::fmt::Debug for Receiver<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Receiver(channel at node {})", NodeId::of_home(self.word))
+        write!(f, "Receiver(channel at node {})", NodeId::of(self.word))
     }
 }
 
@@ -199,7 +216,10 @@ impl<T: Far> Receiver<T> {
 
     fn recv_limited(&self, here: &Here<'_>, limit: WaitLimit) -> Result<Option<T>, RecvError> {
         let word = self.word.bits();
-        let request = |ticket| ShareMessage::Receive { word, ticket, may_wait: limit.may_wait() };
+        let request = |ticket| {
+            let (may_wait, settled) = (limit.may_wait(), here.node().tickets.settled(self.word));
+            ShareMessage::Receive { word, ticket, settled, may_wait }
+        };
         let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
             ShareMessage::Cancel { word, ticket }
         });

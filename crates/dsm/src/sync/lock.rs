@@ -5,7 +5,7 @@ use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::node::{self, HeldLock, WaitCause, WaitLimit};
 use crate::object::owned_by;
 use crate::task::code::{ShippedCode, initialise};
-use crate::{Far, FarGroup, Here, JoinError, NodeId, Portable, ShareError};
+use crate::{Far, FarGroup, Here, JoinError, NodeId, OwnedObject, Portable, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, needs_drop, size_of};
 use core::ops::{Deref, DerefMut};
@@ -34,11 +34,12 @@ impl<T: Far> LockedValue<T> {
     fn new(here: &Here<'_>, value: T) -> Result<LockedValue<T>, ShareError> {
         // A box owns the block in the same way, and drops the value on an error.
         let word = here.alloc(value)?.into_word();
+        here.node().begin_lock(word, size_of::<T>(), ShippedCode::of_destructor::<T>(1));
         Ok(LockedValue { word, value: PhantomData })
     }
 
     fn home(&self) -> NodeId {
-        NodeId::of_home(self.word)
+        NodeId::of(self.word)
     }
 
     /// Takes the lock. Returns `None` if the time is over.
@@ -61,9 +62,12 @@ impl<T: Far> LockedValue<T> {
             WaitAnswer::Granted { was_left, value } => (was_left, value),
             WaitAnswer::Busy => return Ok(None),
             WaitAnswer::Lost => return Err(ShareError::Lost),
+            // It was not in the backup.
+            _ if here.node().is_promoted(word) => return Err(ShareError::NodeLost { node: NodeId::of_home(word) }),
             _ => return Err(ShareError::Stale { node: self.home() }),
         };
         let mut brought = None;
+        // A lock of a node that is gone is in nobody's arena.
         let is_here = here.node().home_of(word) == here.id();
         let value = if is_here {
             here.node().address_of(word)
@@ -88,6 +92,8 @@ impl<T: Far> LockedValue<T> {
         // SAFETY: the value is held, and nobody uses it afterwards: its owner is gone, and it is not dropped.
         let value = unsafe { hold.value.read() };
         let word = ManuallyDrop::new(self).word;
+        // The value has an owner from now on, who may write to what it owns.
+        here.node().forget_stored(word);
         node::with_current(|node| node.free_later(word, None));
         hold.end(here, true);
         Ok(value)
@@ -123,14 +129,23 @@ impl<T: Far> Drop for LockedValue<T> {
 /// Value that tasks at any node may lock, as `Mutex` is for the threads of one process.
 ///
 /// It is a word of 8 bytes. Tasks share it in a [`DArc`](crate::DArc), or borrow it from an object. The
-/// value stays at the node that has made it; it travels to who takes the lock, and back when the
-/// guard is dropped. Whoever comes first is served first, of whatever node.
+/// value stays at the node that has made it, or at the first one if that dies and has a backup; it
+/// travels to who takes the lock, and back when the guard is dropped. Whoever comes first is served first,
+/// of whatever node.
 pub struct DMutex<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
-unsafe impl<T: Far> Portable for DMutex<T> {}
+unsafe impl<T: Far> Portable for DMutex<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for DMutex<T> {}
+unsafe impl<T: Far> FarGroup for DMutex<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::locked(self.0.word));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DMutex<T> {}
 
@@ -155,7 +170,7 @@ impl<T: Far> DMutex<T> {
     /// task meanwhile.
     ///
     /// Fails with `Lost` if a writer's node has died and the value may own objects, and with
-    /// `NodeLost` as soon as the value's node is known to be gone.
+    /// `NodeLost` as soon as the value's node is known to be gone and had no backup.
     pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
         let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
         hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
@@ -269,9 +284,17 @@ impl<T: Far + core::fmt::Debug> core::fmt::Debug for DMutexGuard<'_, T> {
 pub struct DRwLock<T: Far>(LockedValue<T>);
 
 // SAFETY: a word, which holds no address; the value is owned by it.
-unsafe impl<T: Far> Portable for DRwLock<T> {}
+unsafe impl<T: Far> Portable for DRwLock<T> {
+    fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        self.visit_owned(visit);
+    }
+}
 // SAFETY: it has no ties.
-unsafe impl<T: Far> FarGroup for DRwLock<T> {}
+unsafe impl<T: Far> FarGroup for DRwLock<T> {
+    fn visit_owned(&self, visit: &mut dyn FnMut(OwnedObject)) {
+        visit(OwnedObject::locked(self.0.word));
+    }
+}
 // SAFETY: the word never changes.
 unsafe impl<T: Far> Far for DRwLock<T> {}
 
