@@ -87,6 +87,8 @@ fn sanitize_by(sanitizer: &str, crates: &[&str]) -> Result<()> {
     // Races are seen only if the standard library's locks are.
     if sanitizer == "thread" {
         command.arg("-Zbuild-std");
+        let known = chores::project().join("xtask/thread-sanitizer.txt");
+        command.env("TSAN_OPTIONS", format!("suppressions={}", known.display()));
     }
     command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
     // What lives until the process ends is no leak; the tests count what matters.
