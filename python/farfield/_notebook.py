@@ -15,16 +15,17 @@ _line: "Optional[_Line]" = None
 
 
 class _Line:
-    """A displayed line that a thread keeps up to date."""
+    """A displayed line that a thread keeps up to date, where a displayed line can be changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_changeable: bool) -> None:
         from IPython import display
 
         show: Any = display.display
         self._text = _status()
         self._handle: Any = show({"text/plain": self._text}, raw=True, display_id=True)
         self._ended = threading.Event()
-        threading.Thread(target=self._follow, name="farfield-line", daemon=True).start()
+        if is_changeable:
+            threading.Thread(target=self._follow, name="farfield-line", daemon=True).start()
 
     def end(self) -> None:
         self._ended.set()
@@ -46,10 +47,16 @@ def _status() -> str:
 
 
 def _show(_words: str = "") -> None:
-    """Shows a line about far memory here, and keeps it up to date until the next one is shown."""
+    """Shows a line about far memory here, and keeps it up to date until the next one is shown.
+
+    On a terminal, which would print each change below, the line stays as it is.
+    """
     global _line
+    from IPython import get_ipython
+
+    get_shell: Any = get_ipython
     _end()
-    _line = _Line()
+    _line = _Line(is_changeable=hasattr(get_shell(), "kernel"))
 
 
 def _end() -> None:
