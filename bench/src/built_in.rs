@@ -63,6 +63,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/fabric.toml"),
         include_str!("../experiments/dmswitcher/thp.toml"),
         include_str!("../experiments/paging/policies.toml"),
+        include_str!("../experiments/paging/calls.toml"),
         include_str!("../experiments/paging/random.toml"),
         include_str!("../experiments/paging/random-near.toml"),
         include_str!("../experiments/paging/scan.toml"),

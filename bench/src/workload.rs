@@ -54,6 +54,7 @@ const WORKLOADS: &[Workload] = &[
     c!("bfs", "search", "edge"),
     c!("stages", "use", "access"),
     c!("wordcount", "count", "word"),
+    c!("calls", "read", "call"),
     c!("probe", "signal_fault", "page"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),

@@ -71,6 +71,17 @@ probes! { farfield_tests::deep();
     inaccessible [],
     foreign [],
     system_calls [],
+    direct_calls [],
+}
+
+/// Calls on what is near do not trap, neither before anything is far nor afterwards.
+#[test]
+fn calls_on_near_memory_need_no_trap() {
+    for argument in ["dormant", "armed"] {
+        let Some(mut job) = Job::probe("direct_calls", &[argument]) else { return };
+        let report = job.footprint(Footprint::Any).check_with_near(NEAR).report;
+        assert!(report.number("syscalls_guarded") < 1000, "{argument}, of 100,000 calls: {}", report.0);
+    }
 }
 
 /// `FARFIELD_SEED` chooses other histories; `cargo x soak` goes on for as long as one likes.

@@ -137,6 +137,17 @@ fn libraries_that_a_program_preloads_stay() {
     assert_eq!(far.ended.text(), "there\nthere\nthere\ngone\ngone\n");
 }
 
+/// Functions of ours stand in front of the C library's, too.
+#[test]
+fn a_library_that_a_program_preloads_sees_its_calls() {
+    let job = shell("sees-calls", "LD_PRELOAD=$0 exec \"$1\" armed");
+    let folder = job.scratch().folder("bin");
+    let Some(library) = compile_with("sees_calls", &folder, "libsees.so", &["-shared", "-fPIC"]) else { return };
+    let Some(probe) = compile("direct_calls", &folder) else { return };
+    let far = job.arg(library).arg(probe).check_with_near(NEAR);
+    assert!(far.ended.text().contains("100000 calls seen"), "{}", far.ended.text());
+}
+
 #[test]
 fn limits_on_address_space_and_data_mean_the_same() {
     for mode in tier(&["auto"][..], &["auto", "thread"]) {

@@ -1,7 +1,9 @@
 //! The shared library that `farfield run` loads into a program, or that a program loads itself.
 //!
-//! Only the entry points, the allocator, and an `mmap` in front of glibc's are here; everything else
-//! is in `farfield_pager::inside`.
+//! Only the entry points, the allocator, and functions in front of glibc's are here; everything else is
+//! in `farfield_pager::inside`.
+
+mod interposed;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use farfield_pager::filter::reservation_flags;
@@ -11,6 +13,7 @@ use farfield_pager::inside::{heap::PreloadAllocator, late_start, start};
 static HEAP: PreloadAllocator = PreloadAllocator;
 
 extern "C" fn constructor(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    interposed::find_next();
     // SAFETY: glibc's loader passes argc, argv and the environment to constructors.
     unsafe { start::start(environment) };
 }

@@ -5,6 +5,7 @@
 //! is near. A monitor thread decides when. It is started once the program could reach the limit at
 //! all; after arming it evicts ahead of need.
 
+use super::direct_calls::Announcement;
 use super::evict::{self, WindowEvictor};
 use super::runtime::{Armed, Phase, RUNTIME, Runtime, fail};
 use super::store::{Store, enqueue};
@@ -13,8 +14,9 @@ use super::syscall_pinning::pin_all;
 use super::thread::PinnedRun;
 use super::{huge, inherited_fds, maintenance_thread, own_code, sync};
 use crate::control::{FaultMode, believed, exit};
+use crate::space::{PageRange, Space};
 use crate::window;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
@@ -187,9 +189,10 @@ fn arm_now(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
             }
         }
         super::async_io::pin_all_at_arming(runtime);
+        populate_announced(runtime, &space);
     }
     // Files that the program mapped into the window are the kernel's.
-    let parts = window::parts().map(|(start, end)| crate::space::PageRange { start, end });
+    let parts = window::parts().map(|(start, end)| PageRange { start, end });
     for range in parts.flat_map(|part| space.between_foreign(part)) {
         let (address, len) = (window::address_of(PageId(range.start)), range.pages() as usize * PAGE_BYTES);
         if let Err(errno) = armed.uffd.register(address, len) {
@@ -199,7 +202,7 @@ fn arm_now(runtime: &Runtime, inherited: Option<InheritedSnapshot>) {
     huge::stop();
     runtime.slot().state.store(armed.mode as u32, Ordering::Relaxed);
     if !is_child {
-        count_near_pages(runtime, armed, &space.mapped_in(crate::space::PageRange { start: 0, end: window::PAGES }));
+        count_near_pages(runtime, armed, &space.mapped_in(PageRange { start: 0, end: window::PAGES }));
     }
     let advanced = runtime.advance(Phase::Arming, Phase::Armed);
     assert!(advanced);
@@ -223,6 +226,16 @@ fn populate_frame(runtime: &Runtime, frame: &super::thread::CallFrame) {
     let used = pages.len;
     pages.runs[..used].iter_mut().for_each(|run| populate(runtime, run));
     pin_all(runtime, &mut pages);
+}
+
+/// Populates what calls under way may touch that pin no pages ([`super::direct_calls`]).
+fn populate_announced(runtime: &Runtime, space: &Space) {
+    fence(Ordering::SeqCst);
+    for pages in runtime.threads.announcements().iter().flat_map(Announcement::pages) {
+        for range in space.mapped_in(pages) {
+            populate(runtime, &mut PinnedRun { start: PageId(range.start), count: range.pages() as u32 });
+        }
+    }
 }
 
 /// Makes a run near while the kernel still serves its faults. A run that is not accessible is
@@ -252,7 +265,7 @@ fn count_near_page(runtime: &Runtime, page: PageId) -> bool {
 }
 
 /// Counts all pages that are near when faults become ours.
-fn count_near_pages(runtime: &Runtime, armed: &Armed, mapped: &[crate::space::PageRange]) {
+fn count_near_pages(runtime: &Runtime, armed: &Armed, mapped: &[PageRange]) {
     let mut runs = [PageRun::default(); 256];
     let mut pages = 0i64;
     for range in mapped {

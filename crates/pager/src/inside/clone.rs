@@ -11,7 +11,7 @@
 //! counted elsewhere, and its descriptors are not ours. [`VmSharing`] knows whether there is one.
 
 use super::call::{CallOutcome, Context, done, error};
-use super::emulate;
+use super::{direct_calls, emulate};
 use super::lock::SpinLock;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::storage;
@@ -121,6 +121,9 @@ pub fn clone(context: &Context, args: [usize; 6]) -> CallOutcome {
     if borrows && !waits && !has(libc::CLONE_FILES) {
         // The new process could never use a pool for which it has no descriptors when it starts.
         super::arm::arm(runtime, None);
+    }
+    if !waits && !has(libc::CLONE_SETTLS) {
+        direct_calls::stop();
     }
     let Some(parent) = thread::current() else { return error(libc::EAGAIN) };
     let Some(child) = runtime.threads.acquire_unnamed() else { return error(libc::EAGAIN) };

@@ -20,6 +20,7 @@
 mod inaccessible;
 
 use super::call::Context;
+use super::direct_calls::Announcement;
 use super::huge;
 use super::runtime::{Armed, Phase, Runtime, fail};
 use super::sole_writer::{FirstWrites, SoleWriter};
@@ -29,7 +30,7 @@ use super::table::PageWordTable;
 use crate::control::{believed, exit};
 use crate::window;
 use core::ops::Range;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::{PolicyRule, Requeue};
@@ -138,6 +139,7 @@ impl WindowEvictor {
     pub fn run(&mut self, runtime: &Runtime, armed: &Armed, mode: ReclaimMode<'_>, size: EvictionSize) -> usize {
         let started = process::now_ns();
         self.choose(runtime, size as usize);
+        self.spare_announced(runtime);
         self.unshare(runtime);
         if self.count == 0 {
             return 0;
@@ -207,6 +209,32 @@ impl WindowEvictor {
         self.victims[..self.count].sort_unstable_by_key(|victim| victim.page);
     }
 
+    /// Lets victims stay that calls under way may touch ([`super::direct_calls`]).
+    fn spare_announced(&mut self, runtime: &Runtime) {
+        fence(Ordering::SeqCst);
+        for pages in runtime.threads.announcements().iter().flat_map(Announcement::pages) {
+            self.retain(|victim| {
+                let leaves = !(pages.start..pages.end).contains(&victim.page.0);
+                if !leaves {
+                    inaccessible::stay(runtime, victim.page);
+                }
+                leaves
+            });
+        }
+    }
+
+    fn retain(&mut self, mut leaves: impl FnMut(&Victim) -> bool) {
+        let mut count = 0;
+        for index in 0..self.count {
+            let victim = self.victims[index];
+            if leaves(&victim) {
+                self.victims[count] = victim;
+                count += 1;
+            }
+        }
+        self.count = count;
+    }
+
     /// Gives victims memory of their own if the kernel would replace their memory at a write. The
     /// pipe's reference must be to the memory that a late write hits. Where writing is not allowed
     /// nobody writes. Victims that cannot be given any stay.
@@ -218,17 +246,13 @@ impl WindowEvictor {
             // The kernel returns EINVAL where writing is not allowed.
             populated.is_ok() || populated == Err(Errno(libc::EINVAL))
         };
-        let mut count = 0;
-        for index in 0..self.count {
-            let victim = self.victims[index];
-            if victim.shared && !has_own(&victim) {
+        self.retain(|victim| {
+            let leaves = !victim.shared || has_own(victim);
+            if !leaves {
                 inaccessible::stay(runtime, victim.page);
-            } else {
-                self.victims[count] = victim;
-                count += 1;
             }
-        }
-        self.count = count;
+            leaves
+        });
     }
 
     /// Begins another epoch if a page may have been written for the first time since this one

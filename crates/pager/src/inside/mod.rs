@@ -11,6 +11,7 @@ pub mod async_io;
 pub mod call;
 pub mod clone;
 pub mod delivery;
+pub mod direct_calls;
 pub mod emulate;
 pub mod evict;
 pub mod exec;

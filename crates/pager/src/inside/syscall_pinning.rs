@@ -296,7 +296,7 @@ fn pin_bytes_max(runtime: &Runtime) -> usize {
 
 /// Returns the maximum number of bytes that a call may pin which can wait for ever. It may wait
 /// for a peer or a terminal, and many threads may be in such a call.
-fn waiting_bytes_max(runtime: &Runtime) -> usize {
+pub fn waiting_bytes_max(runtime: &Runtime) -> usize {
     ((runtime.near().1 / 256) as usize).clamp(64 << 10, 16 << 20)
 }
 

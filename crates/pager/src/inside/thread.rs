@@ -5,6 +5,7 @@
 //! thread by its stack pointer, whatever the program has made of its thread-local storage. A record
 //! whose thread is gone is used again.
 
+use super::direct_calls::Announcement;
 use super::lock::SpinLock;
 use super::runtime::{RUNTIME, Runtime};
 use super::sync::{self, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -17,8 +18,8 @@ use farfield_os::{Errno, memory, process};
 
 /// Maximum number of threads of one process.
 pub const RECORDS: usize = 8192;
-/// Bytes reserved for the records.
-pub const TABLE_BYTES: u64 = (RECORDS * size_of::<ThreadRecord>()) as u64;
+/// Bytes reserved for the records, and for the announcement of each.
+pub const TABLE_BYTES: u64 = (RECORDS * (size_of::<ThreadRecord>() + size_of::<Announcement>())) as u64;
 /// Maximum number of nested system calls of one thread (a signal handler's inside an interrupted
 /// one's).
 pub const FRAMES: usize = 6;
@@ -35,6 +36,10 @@ const STACK_TOUCHED: i64 = 48 << 10;
 /// ([`super::storage`]) on both sides of the storage's address, which is at `STORAGE`.
 const PLACE_BYTES: usize = PAGE_BYTES + STACK_BYTES + 2 * PAGE_BYTES;
 const STORAGE: usize = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
+
+/// Bytes of one stack within which calls nest. A call deeper in the same stack than another is
+/// over when the other begins.
+pub(super) const STACK_SPAN: usize = 1 << 20;
 
 /// Value in place of a mask: no call has it, because SIGKILL cannot be blocked.
 pub const NO_MASK: u64 = !0;
@@ -115,13 +120,20 @@ pub struct ThreadTable {
     base: AtomicUsize,
     /// Address where the places of the stacks begin.
     stacks: AtomicUsize,
+    /// Address of the announcements, in the order of the records.
+    announcements: AtomicUsize,
     used: AtomicUsize,
 }
 
 impl ThreadTable {
     /// Creates the state without a table.
     pub const fn new() -> ThreadTable {
-        ThreadTable { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
+        ThreadTable {
+            base: AtomicUsize::new(0),
+            stacks: AtomicUsize::new(0),
+            announcements: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+        }
     }
 
     /// Reserves address space for the table, and for the places of the stacks.
@@ -130,6 +142,8 @@ impl ThreadTable {
         // SAFETY: a new mapping.
         let stacks = unsafe { memory::mmap(0, RECORDS * PLACE_BYTES, libc::PROT_NONE, flags, -1, 0) }?;
         self.stacks.store(stacks, Ordering::Release);
+        let announcements = memory::map_anonymous(RECORDS * size_of::<Announcement>())?;
+        self.announcements.store(announcements, Ordering::Release);
         self.base.store(memory::map_anonymous(TABLE_BYTES as usize)?, Ordering::Release);
         Ok(())
     }
@@ -147,6 +161,36 @@ impl ThreadTable {
         }
     }
 
+    /// Returns the announcements of all records in use, or used before.
+    pub fn announcements(&self) -> &[Announcement] {
+        let base = self.announcements.load(Ordering::Acquire);
+        if base == 0 {
+            return &[];
+        }
+        // SAFETY: as in `all`; zero bytes announce nothing.
+        unsafe {
+            core::slice::from_raw_parts(base as *const Announcement, self.used.load(Ordering::SeqCst).min(RECORDS))
+        }
+    }
+
+    /// Returns the record with this index, which [`ThreadTable::announcement_of`] has given, and its
+    /// announcement.
+    pub fn record(&self, index: usize) -> (&ThreadRecord, &Announcement) {
+        assert!(index < RECORDS);
+        // SAFETY: inside the tables, which exist once there is an index.
+        unsafe {
+            let record = &*(self.base.load(Ordering::Relaxed) as *const ThreadRecord).add(index);
+            let announcement = &*(self.announcements.load(Ordering::Relaxed) as *const Announcement).add(index);
+            (record, announcement)
+        }
+    }
+
+    /// Returns the index and the announcement of a record.
+    pub fn announcement_of(&self, record: &ThreadRecord) -> (usize, &Announcement) {
+        let index = self.index_of(record);
+        (index, self.record(index).1)
+    }
+
     /// Finds the record whose stack this address lies on.
     fn with_stack(&self, address: usize) -> Option<&ThreadRecord> {
         let stacks = self.stacks.load(Ordering::Relaxed);
@@ -158,11 +202,13 @@ impl ThreadTable {
         Some(unsafe { &*(self.base.load(Ordering::Relaxed) as *const ThreadRecord).add(index) })
     }
 
+    fn index_of(&self, record: &ThreadRecord) -> usize {
+        (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<ThreadRecord>()
+    }
+
     /// Returns the address of the place of a record's stack.
     fn place_of(&self, record: &ThreadRecord) -> usize {
-        let index =
-            (core::ptr::from_ref(record) as usize - self.base.load(Ordering::Relaxed)) / size_of::<ThreadRecord>();
-        self.stacks.load(Ordering::Relaxed) + index * PLACE_BYTES
+        self.stacks.load(Ordering::Relaxed) + self.index_of(record) * PLACE_BYTES
     }
 
     fn acquire(&self, tid: i32) -> Option<&ThreadRecord> {
@@ -249,15 +295,21 @@ impl Default for ThreadTable {
 /// it is no id: it is not "gone".)
 const UNNAMED: i32 = -1;
 
+/// Returns the stack pointer.
+#[inline(always)]
+pub(super) fn stack_pointer() -> usize {
+    let sp: usize;
+    // SAFETY: reads a register.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
+    sp
+}
+
 /// Returns the record of this thread, made on first use. `None` when there are too many threads.
 ///
 /// A handler runs on the stack of its thread's record. Exceptions are a thread's first handler, and
 /// threads that we did not start.
 pub fn current() -> Option<&'static ThreadRecord> {
-    let sp: usize;
-    // SAFETY: reads a register.
-    unsafe { core::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
-    if let Some(record) = RUNTIME.threads.with_stack(sp) {
+    if let Some(record) = RUNTIME.threads.with_stack(stack_pointer()) {
         return Some(record);
     }
     let tid = sync::tid();
@@ -344,6 +396,7 @@ impl ThreadRecord {
 
     /// Lets all pages go, also those of calls under way.
     fn unpin_all(&self) {
+        RUNTIME.threads.announcement_of(self).1.change_thread();
         for frame in self.all_frames() {
             frame.active.store(0, Ordering::Release);
         }
@@ -366,6 +419,12 @@ impl ThreadRecord {
     fn on_handler_stack(&self, address: usize) -> bool {
         let [base, len] = [0, 1].map(|index| self.handler_stack[index].load(Ordering::Relaxed));
         address >= base && address - base <= len
+    }
+
+    /// Checks whether two addresses of the thread's stacks are both on that alternate stack, or both
+    /// not.
+    pub(super) fn is_same_stack(&self, one: usize, other: usize) -> bool {
+        self.on_handler_stack(one) == self.on_handler_stack(other)
     }
 
     /// Notes that a handler of the program begins on an alternate stack.
@@ -396,12 +455,11 @@ impl ThreadRecord {
     /// Takes a frame for a call whose stack pointer is `sp`. Frames of calls that a signal handler
     /// jumped out of are recognised by their place on the stack and ended.
     pub fn enter(&self, sp: usize) -> &CallFrame {
-        const STACK_SPAN: usize = 1 << 20;
         self.reap();
         for frame in &self.frames {
             let old = frame.sp.load(Ordering::Relaxed);
             // A call deeper in the same stack than we are now cannot still be under way.
-            let same_stack = self.on_handler_stack(sp) == self.on_handler_stack(old);
+            let same_stack = self.is_same_stack(sp, old);
             if frame.active.load(Ordering::Relaxed) != 0 && same_stack && old <= sp && sp - old < STACK_SPAN {
                 frame.active.store(0, Ordering::Release);
             }

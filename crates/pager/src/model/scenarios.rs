@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::inside::call::CallOutcome;
+use crate::inside::direct_calls::{self, Buffers};
 use crate::inside::thread::{CallFramePages, PinnedRun, RUNS};
 use crate::inside::{forking, remap, syscall_pinning};
 
@@ -45,7 +46,7 @@ fn same_pages() {
         writer(1, 2, 0..2),
         thread(|| (0..3).for_each(|_| evict())),
         thread(|| (0..2).for_each(|_| discard(0))),
-        thread(|| (0..2).for_each(|_| system_call(2, 1))),
+        thread(|| (0..2).for_each(|_| system_calls(2, 1))),
     ];
     run(ScheduleStart::ARMED, threads);
 }
@@ -55,7 +56,7 @@ fn tight() {
         writer(0, 2, 0..3),
         writer(1, 2, 0..3),
         thread(|| discard(1)),
-        thread(|| (0..2).for_each(|_| system_call(2, 2))),
+        thread(|| (0..2).for_each(|_| system_calls(2, 2))),
     ];
     run(ScheduleStart::TIGHT, threads);
 }
@@ -214,7 +215,7 @@ fn arming() {
             arm::arm(&RUNTIME, None);
             writer.write(1);
         }),
-        thread(|| (0..2).for_each(|_| system_call(2, 1))),
+        thread(|| (0..2).for_each(|_| system_calls(2, 1))),
         thread(|| {
             arm::arm(&RUNTIME, None);
             monitor();
@@ -222,6 +223,18 @@ fn arming() {
         thread(|| discard(0)),
     ];
     run(ScheduleStart::DORMANT, threads);
+}
+
+/// Makes two system calls that read and write a page, one of them without a trap if nothing speaks
+/// against it.
+fn system_calls(number: usize, index: u64) {
+    system_call(number, index);
+    let mut buffers = Buffers::default();
+    buffers.add(address(index, number), size_of::<u64>());
+    match direct_calls::announce(&buffers) {
+        Some(_announced) => use_page(number, index),
+        None => system_call(number, index),
+    }
 }
 
 /// Makes a guarded system call that reads and writes a page: once its pages are pinned, the kernel
@@ -233,6 +246,13 @@ fn system_call(number: usize, index: u64) {
     pages.runs[0] = PinnedRun { start: page(index), count: 1 };
     pages.len = 1;
     syscall_pinning::pin_for(&RUNTIME, frame, pages, || RUNTIME.guards());
+    use_page(number, index);
+    frame.active.store(0, Ordering::Release);
+    record.reap();
+}
+
+/// Does what the kernel does in a system call whose pages stay near.
+fn use_page(number: usize, index: u64) {
     let mut value = KNOWN.stored[number][index as usize].load(Ordering::Relaxed);
     for _ in 0..2 {
         value += 1;
@@ -245,8 +265,6 @@ fn system_call(number: usize, index: u64) {
         assert!(access(libc::SYS_process_vm_readv, address(index, number), &mut found), "EFAULT for a held page");
         assert_eq!(found, encoded, "a held page lost a write");
     }
-    frame.active.store(0, Ordering::Release);
-    record.reap();
 }
 
 /// Forks and checks the child, which must find every word as it was at one moment, and go on
