@@ -78,7 +78,7 @@ probes! { farfield_tests::deep();
 #[test]
 fn calls_on_near_memory_need_no_trap() {
     for argument in ["dormant", "armed"] {
-        let Some(mut job) = Job::probe("direct_calls", &[argument]) else { return };
+        let Some(job) = Job::probe("direct_calls", &[argument]) else { return };
         let report = job.footprint(Footprint::Any).check_with_near(NEAR).report;
         assert!(report.number("syscalls_guarded") < 1000, "{argument}, of 100,000 calls: {}", report.0);
     }

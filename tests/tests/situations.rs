@@ -144,7 +144,8 @@ fn a_library_that_a_program_preloads_sees_its_calls() {
     let folder = job.scratch().folder("bin");
     let Some(library) = compile_with("sees_calls", &folder, "libsees.so", &["-shared", "-fPIC"]) else { return };
     let Some(probe) = compile("direct_calls", &folder) else { return };
-    let far = job.arg(library).arg(probe).check_with_near(NEAR);
+    let mut job = job.arg(library).arg(probe);
+    let far = job.check_with_near(NEAR);
     assert!(far.ended.text().contains("100000 calls seen"), "{}", far.ended.text());
 }
 

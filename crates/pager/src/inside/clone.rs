@@ -11,13 +11,13 @@
 //! counted elsewhere, and its descriptors are not ours. [`VmSharing`] knows whether there is one.
 
 use super::call::{CallOutcome, Context, done, error};
-use super::{direct_calls, emulate};
 use super::lock::SpinLock;
 use super::runtime::{Phase, RUNTIME, Runtime};
 use super::storage;
 use super::sync::Wait;
 use super::syscall_pinning;
 use super::thread::{self, CallFrame, ThreadRecord};
+use super::{direct_calls, emulate};
 use crate::window;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield_core::PageId;

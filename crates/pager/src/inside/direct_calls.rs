@@ -195,7 +195,8 @@ pub fn announce(buffers: &Buffers) -> Option<AnnouncedCall> {
     }
     let (record, announcement) = own_record(runtime)?;
     let sp = thread::stack_pointer();
-    if announcement.count.load(Ordering::Relaxed) != 0 && !has_left(record, announcement.sp.load(Ordering::Relaxed), sp) {
+    if announcement.count.load(Ordering::Relaxed) != 0 && !has_left(record, announcement.sp.load(Ordering::Relaxed), sp)
+    {
         return None;
     }
     announcement.publish(buffers, sp);
