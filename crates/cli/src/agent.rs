@@ -24,14 +24,14 @@ use std::path::PathBuf;
 pub(crate) struct AgentArgs {
     /// Near memory for all jobs together: 24G, or 75% of this machine's (or container's). A job can
     /// have 2 % and 16M more than its budget, so leave that much free for each
-    #[arg(long, value_name = "SIZE", required_unless_present = "status")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, required_unless_present = "status")]
     near: Option<Size>,
     /// Pool for the far memory of all jobs, as `farfield run --far` takes it. Several URLs share the
     /// load [default: each job has a private server on this machine]
     #[arg(long, value_name = "URL")]
     pool: Vec<String>,
     /// Most far memory of all jobs together: what they ask for beyond --near [default: no limit]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     far: Option<Size>,
     /// How near memory is divided when not all fits
     #[arg(long, value_enum, default_value = "variable")]

@@ -29,7 +29,7 @@ enum ClusterCommand {
 #[command(after_help = EXAMPLES)]
 struct InitArgs {
     /// Size of the pool of far memory: what all jobs together may have far
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     far: Size,
     /// Partition of jobs with far memory
     #[arg(long, value_name = "NAME", default_value = "far")]

@@ -28,7 +28,7 @@ pub(crate) struct KeepArgs {
     process: u32,
     /// Near memory that the process and all its children may use together: 512M, 1.5G, 4GiB, or 25% of this machine's
     /// (or container's) memory. At least 16M
-    #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
     /// Where far memory is, as for `farfield run`. Without it, a private memory server is started on this machine
     #[arg(long, value_name = "URL")]

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct NearArgs {
     /// Process id of any process of the job
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = crate::pool::parse_job)]
     pid: u32,
     /// Most near memory that the job may have from now on: 512M, 1.5G, or 25% of this machine's (or
     /// container's) memory. Without it, the budget is shown
-    #[arg(value_name = "SIZE")]
+    #[arg(value_name = "SIZE", allow_negative_numbers = true)]
     size: Option<Size>,
     /// Do not wait until the job keeps the new budget
     #[arg(long, requires = "size")]

@@ -46,14 +46,14 @@ enum PoolCommand {
 #[derive(Args, Debug)]
 struct JobArgs {
     /// Process id of any process of the job
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = crate::pool::parse_job)]
     pid: u32,
 }
 
 #[derive(Args, Debug)]
 struct StatusArgs {
     /// Process id of any process of the job
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = crate::pool::parse_job)]
     pid: u32,
     /// Print one JSON object, for programs
     #[arg(long)]
@@ -63,7 +63,7 @@ struct StatusArgs {
 #[derive(Args, Debug)]
 struct SwitchArgs {
     /// Process id of any process of the job
-    #[arg(value_name = "JOB")]
+    #[arg(value_name = "JOB", value_parser = crate::pool::parse_job)]
     pid: u32,
     /// A pool as in `farfield run --far`, or `first`: the one that the job began with
     #[arg(value_name = "URL")]
@@ -74,6 +74,11 @@ struct SwitchArgs {
     /// Do not wait until the switch ends; `farfield pool status` shows its progress
     #[arg(long)]
     no_wait: bool,
+}
+
+/// Parses the process id that stands for a job.
+pub(crate) fn parse_job(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "JOB is the number of one of its processes; `farfield top` lists the jobs".into())
 }
 
 /// Runs the subcommand. Returns 0, or prints the error to stderr and returns 1.
@@ -91,8 +96,9 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
     let url = (args.url != "first").then_some(args.url.as_str());
     let epoch = runner::switch_pool(&control, url, &token)?;
     if args.no_wait {
-        return Ok(());
+        return tell(format_args!("the job moves; `farfield pool status {}` shows how far it is", args.pid));
     }
+    let started = Instant::now();
     let live = std::io::stderr().is_terminal();
     loop {
         let status = PoolStatus::read(&control);
@@ -103,11 +109,22 @@ fn switch(args: SwitchArgs) -> anyhow::Result<()> {
             anyhow::bail!(cancellation_reason(&control));
         }
         if status.moving.is_empty() {
-            return Ok(());
+            return tell(format_args!(
+                "moved to {} in {:.1} s",
+                status.urls.join(" "),
+                started.elapsed().as_secs_f64()
+            ));
         }
         anyhow::ensure!(Path::new(&format!("/proc/{runner}")).exists(), "the job has ended");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Says what was done.
+fn tell(what: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
+    // The write fails if stdout was closed.
+    let _ = writeln!(std::io::stdout(), "{what}");
+    Ok(())
 }
 
 /// Returns the reason why the job stays where it is. Waits up to a second for it, because it is
@@ -301,5 +318,6 @@ fn scrub(done: &ScrubStats) -> String {
 
 fn cancel(args: &JobArgs) -> anyhow::Result<()> {
     let (_, control) = find_control(args.pid)?;
-    Ok(runner::cancel_switch(&control)?)
+    runner::cancel_switch(&control)?;
+    tell(format_args!("the job goes back to where it was; `farfield pool status {}` shows how far it is", args.pid))
 }

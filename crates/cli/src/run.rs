@@ -26,7 +26,7 @@ use std::time::Duration;
 pub(crate) struct RunArgs {
     /// Near memory that the program and all its children may use together: 512M, 1.5G, 4GiB, or 25% of this
     /// machine's (or container's) memory. At least 16M
-    #[arg(long, value_name = "SIZE", default_value = "50%", env = "FARFIELD_NEAR")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "50%", env = "FARFIELD_NEAR")]
     near: Size,
     /// Where far memory is: a memory server, tcp://HOST:PORT or unix:PATH, or a file,
     /// ssd:FOLDER?size=8G. Several URLs share the load. "mirror(URL,URL)" keeps each page at both.
@@ -38,7 +38,7 @@ pub(crate) struct RunArgs {
     /// Least near memory that the program runs with: neither `farfield near` nor an agent gives it
     /// less. At least 16M [default: 16M; with --agent, the variable FARFIELD_JOB_LEAST of a job of
     /// Slurm, or with --profile what keeps --slo]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     least: Option<Size>,
     /// Ask the agent of this node (`farfield agent`) for near memory and for a pool, instead of
     /// --near and --far. The program starts when there is room
@@ -47,7 +47,7 @@ pub(crate) struct RunArgs {
     agent: Option<PathBuf>,
     /// Memory that the program needs in all, near and far, for --agent [default: in a job of Slurm
     /// what it asked for, which the variable FARFIELD_JOB_MEM says; else as in --profile]
-    #[arg(long, value_name = "SIZE", requires = "agent")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, requires = "agent")]
     mem: Option<Size>,
     /// How long to wait for near memory, with --agent: 30s, 10m
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "10m", requires = "agent")]

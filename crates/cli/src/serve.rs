@@ -24,7 +24,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "URL")]
     listen: Vec<ListenUrl>,
     /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
-    #[arg(long, value_name = "SIZE", alias = "memory")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, alias = "memory")]
     capacity: Option<Size>,
     /// File with a line `NAME TOKEN QUOTA` for each tenant, read again on SIGHUP. Without it, everybody who can connect
     /// may use the memory

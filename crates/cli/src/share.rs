@@ -51,7 +51,7 @@ struct ShareRunArgs {
     #[arg(long, value_name = "URL")]
     join: Option<ListenUrl>,
     /// Memory of each node for objects and copies: 4G, or 25% of this machine's
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     near: Option<Size>,
     /// Tasks that a node runs at a time
     #[arg(long, value_name = "N")]

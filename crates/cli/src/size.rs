@@ -26,6 +26,13 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
+        if text.starts_with('-') {
+            return Err("a size cannot be negative".into());
+        }
+        if text.contains(char::is_whitespace) {
+            let together: String = text.split_whitespace().collect();
+            return Err(format!("a size has no space in it: {together}"));
+        }
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
         let value = parse_number(number).ok_or_else(|| format!("a size is a number and a unit, like {FORMS}"))?;
@@ -110,13 +117,13 @@ mod tests {
         };
         check("", "a number and a unit");
         check("G", "a number and a unit");
-        check("-1G", "a number and a unit");
+        check("-1G", "cannot be negative");
         check("1..5G", "a number and a unit");
         check("1.G", "a number and a unit");
         check(".5G", "a number and a unit");
         check("4096", "unit");
         check("1e9", "unknown unit");
-        check("4 G", "unknown unit");
+        check("4 G", "no space in it: 4G");
         check("4Gb/s", "unknown unit");
         check("4GG", "unknown unit");
         check("1.5B", "whole number of bytes");

@@ -743,10 +743,27 @@ fn resolve_leaf(url: &str) -> Result<String, OpenError> {
         return absolute.map_err(|why| OpenError::Url { url: url.to_owned(), why });
     };
     let host = &url[scheme.len()..];
+    if let Some(why) = address_mistake(scheme, host) {
+        return Err(OpenError::Url { url: url.to_owned(), why });
+    }
     let unresolved = |why: String| OpenError::Resolve { host: host.to_owned(), why };
     let mut addresses = host.to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| unresolved("the name has no address".to_owned()))?;
     Ok(format!("{scheme}{address}"))
+}
+
+/// Returns what is wrong with a host and port, as far as nobody must look the host up.
+fn address_mistake(scheme: &str, host: &str) -> Option<String> {
+    if let Some((before, options)) = host.split_once('?') {
+        return Some(format!("{scheme} has no options; throttle({options}, {scheme}{before}) makes a slower pool"));
+    }
+    // The colons of an IPv6 address are in brackets.
+    let behind = host.rsplit_once(']').map_or(host, |(_, behind)| behind);
+    match behind.split_once(':').map(|(_, port)| port) {
+        None | Some("") => Some(format!("the port is missing, as in {scheme}HOST:7400")),
+        Some(port) if port.parse::<u16>().is_err() => Some(format!("{port:?} is not a port: ports are 1 to 65535")),
+        Some(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -780,6 +797,20 @@ mod tests {
         assert!(error("stripe(ram:,,ram:)").contains("at character 13"));
         assert!(error(&format!("stripe({})", ["ram:"; 17].join(","))).contains("more than 16"));
         assert_eq!(PoolBuilder::new().pages(1).open().err(), Some(OpenError::NoUrl));
+    }
+
+    #[test]
+    fn an_address_that_nobody_could_look_up_is_named_before_anybody_tries() {
+        let check = |url: &str, part: &str| {
+            let error = resolve_urls(&[url]).expect_err(url).to_string();
+            assert!(error.contains(part), "{url}: {error}");
+        };
+        check("tcp://localhost", "the port is missing, as in tcp://HOST:7400");
+        check("tcp://[::1]", "the port is missing");
+        check("fabric:tcp://big:", "as in fabric:tcp://HOST:7400");
+        check("mirror(tcp://127.0.0.1:9, tcp://big:65536)", "ports are 1 to 65535");
+        check("tcp://big:seven", "\"seven\" is not a port");
+        check("tcp://127.0.0.1:9?latency=5ms", "throttle(latency=5ms, tcp://127.0.0.1:9)");
     }
 
     #[test]

@@ -215,7 +215,8 @@ fn arming() {
             arm::arm(&RUNTIME, None);
             writer.write(1);
         }),
-        thread(|| (0..2).for_each(|_| system_calls(2, 1))),
+        // Nobody has touched the page before the first of them.
+        thread(|| (0..2).for_each(|_| system_calls(2, 3))),
         thread(|| {
             arm::arm(&RUNTIME, None);
             monitor();
@@ -228,13 +229,13 @@ fn arming() {
 /// Makes two system calls that read and write a page, one of them without a trap if nothing speaks
 /// against it.
 fn system_calls(number: usize, index: u64) {
-    system_call(number, index);
     let mut buffers = Buffers::default();
     buffers.add(address(index, number), size_of::<u64>());
     match direct_calls::announce(&buffers) {
         Some(_announced) => use_page(number, index),
         None => system_call(number, index),
     }
+    system_call(number, index);
 }
 
 /// Makes a guarded system call that reads and writes a page: once its pages are pinned, the kernel
@@ -253,6 +254,7 @@ fn system_call(number: usize, index: u64) {
 
 /// Does what the kernel does in a system call whose pages stay near.
 fn use_page(number: usize, index: u64) {
+    schedule::give_way();
     let mut value = KNOWN.stored[number][index as usize].load(Ordering::Relaxed);
     for _ in 0..2 {
         value += 1;
