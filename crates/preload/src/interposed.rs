@@ -79,25 +79,25 @@ fn cancellable(call: impl FnOnce() -> isize) -> isize {
     result
 }
 
-/// Whether a thread can be cancelled in a call.
+/// Kind of a call: whether a thread can be cancelled in it, and what EFAULT means.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// It can.
+enum CallKind {
+    /// A thread can be cancelled in it.
     Cancellable,
-    /// It can, and a call that returns EFAULT has done nothing.
+    /// A thread can be cancelled in it, and EFAULT means that nothing was done.
     CancellablePath,
-    /// It cannot, and a call that returns EFAULT has done nothing.
+    /// A thread cannot be cancelled in it, and EFAULT means that nothing was done.
     Path,
 }
 
 /// Makes a call without a trap. `None` if the C library's function has to make it.
 #[inline]
-fn direct(number: libc::c_long, args: [usize; 6], kind: Kind, buffers: &Buffers) -> Option<isize> {
+fn direct(number: libc::c_long, args: [usize; 6], kind: CallKind, buffers: &Buffers) -> Option<isize> {
     let announced = announce(buffers)?;
     // SAFETY: the program's own call, with what it may touch.
     let make = || unsafe { announced.make(number, args) };
-    let result = if kind == Kind::Path { make() } else { cancellable(make) };
-    if kind != Kind::Cancellable && result == -(libc::EFAULT as isize) {
+    let result = if kind == CallKind::Path { make() } else { cancellable(make) };
+    if kind != CallKind::Cancellable && result == -(libc::EFAULT as isize) {
         // The path goes on in a page that is far.
         return None;
     }
@@ -115,7 +115,7 @@ macro_rules! interpose {
     ($($name:ident($($parameter:ident: $type:ty),*) -> $result:ty =
         $call:ident($($argument:expr),*), $kind:ident, |$buffers:ident| $find:expr;)*) => {
         $(
-            /// Does what the C library's function of this name does.
+            /// Stands in front of the C library's function of this name, and does the same.
             ///
             /// # Safety
             /// The contract is that of the C library's function.
@@ -128,7 +128,7 @@ macro_rules! interpose {
                     for (place, value) in args.iter_mut().zip([$($argument as usize),*]) {
                         *place = value;
                     }
-                    if let Some(result) = direct(libc::$call, args, Kind::$kind, &$buffers) {
+                    if let Some(result) = direct(libc::$call, args, CallKind::$kind, &$buffers) {
                         return result as $result;
                     }
                 }
@@ -176,6 +176,18 @@ fn add_checked(buffers: &mut Buffers, address: *mut c_void, len: usize, most: us
     }
 }
 
+/// Adds the parts of a vectored transfer.
+fn add_parts(buffers: &mut Buffers, parts: *const libc::iovec, count: c_int) {
+    // SAFETY: the program has passed it as the C library wants it: an array, if it is on the stack.
+    unsafe { buffers.add_vector(parts, count as usize) }
+}
+
+/// Adds a message.
+fn add_message(buffers: &mut Buffers, message: *const libc::msghdr) {
+    // SAFETY: as in `add_parts`.
+    unsafe { buffers.add_message(message) }
+}
+
 /// Adds the address of a peer, of `len` bytes.
 fn add_peer(buffers: &mut Buffers, address: *const libc::sockaddr, len: *const libc::socklen_t) {
     buffers.add(address as usize, size_of::<libc::sockaddr_storage>());
@@ -205,9 +217,9 @@ interpose! {
     pwrite64(fd: c_int, buffer: *const c_void, len: usize, offset: i64) -> isize =
         SYS_pwrite64(fd, buffer, len, offset), Cancellable, |buffers| buffers.add(buffer as usize, len);
     readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize =
-        SYS_readv(fd, parts, count), Cancellable, |buffers| unsafe { buffers.add_vector(parts, count as usize) };
+        SYS_readv(fd, parts, count), Cancellable, |buffers| add_parts(&mut buffers, parts, count);
     writev(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize =
-        SYS_writev(fd, parts, count), Cancellable, |buffers| unsafe { buffers.add_vector(parts, count as usize) };
+        SYS_writev(fd, parts, count), Cancellable, |buffers| add_parts(&mut buffers, parts, count);
 
     recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize =
         SYS_recvfrom(fd, buffer, len, flags, 0, 0), Cancellable, |buffers| buffers.add(buffer as usize, len);
@@ -222,9 +234,9 @@ interpose! {
         SYS_sendto(fd, buffer, len, flags, peer, peer_len), Cancellable,
         |buffers| { buffers.add(buffer as usize, len); buffers.add(peer as usize, peer_len as usize) };
     recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize =
-        SYS_recvmsg(fd, message, flags), Cancellable, |buffers| unsafe { buffers.add_message(message) };
+        SYS_recvmsg(fd, message, flags), Cancellable, |buffers| add_message(&mut buffers, message);
     sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize =
-        SYS_sendmsg(fd, message, flags), Cancellable, |buffers| unsafe { buffers.add_message(message) };
+        SYS_sendmsg(fd, message, flags), Cancellable, |buffers| add_message(&mut buffers, message);
 
     poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int =
         SYS_poll(fds, count, timeout), Cancellable,
