@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
-use farfield::space::Space;
+use farfield::space::{FarLayout, FarServer, Space};
 use farfield_core::gc::{OBJECT_BYTES_MIN, PageFill, PageOccupancy, RegionGeometry, SparseTotals, UnitMap, is_sparse};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SEGMENT_PAGES};
@@ -95,6 +95,12 @@ impl HeapRegion {
         let mut units = self.units.clone();
         self.lost.iter().for_each(|unit| units.give_back(*unit));
         units
+    }
+
+    /// Checks whether a server has all units, of which groups of pages are no smaller than a region.
+    fn is_at(&self, layout: FarLayout, server: FarServer) -> bool {
+        let last = self.page(self.units.units()) - 1;
+        [self.first_page, last].iter().all(|page| layout.place(*page).0 == server)
     }
 
     /// Returns the first page of a unit.
@@ -299,12 +305,40 @@ impl Pages {
 
     /// Takes an empty unit, whose pages the caller has reserved.
     pub(crate) fn take_unit(&self, purpose: UnitPurpose) -> Result<(UnitId, u32), FarError> {
+        self.take_unit_of(purpose, None)
+    }
+
+    /// Takes an empty unit that this server has, whose pages the caller has reserved. Regions
+    /// [lie at one server](Pages::has_regions_at_servers).
+    pub(crate) fn take_unit_at(
+        &self,
+        purpose: UnitPurpose,
+        layout: FarLayout,
+        server: FarServer,
+    ) -> Result<(UnitId, u32), FarError> {
+        self.take_unit_of(purpose, Some((layout, server)))
+    }
+
+    /// Checks whether one server has all pages of a region, if the region begins where a region should.
+    pub(crate) fn has_regions_at_servers(&self, layout: FarLayout) -> bool {
+        layout.deal().is_none_or(|deal| deal.group_pages() >= self.geometry.pages().into())
+    }
+
+    fn take_unit_of(
+        &self,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<(UnitId, u32), FarError> {
         let mut regions = self.lock();
-        let found = regions.with_room.get(&purpose).and_then(|indices| indices.first().copied());
+        let is_there = |index: &usize| {
+            let region = regions.get(*index);
+            server.is_none_or(|(layout, server)| region.is_some_and(|region| region.is_at(layout, server)))
+        };
+        let found = regions.with_room.get(&purpose).and_then(|indices| indices.iter().copied().find(is_there));
         let index = match found {
             Some(index) => index,
             None => {
-                let region = self.take_region(purpose)?;
+                let region = self.take_region(purpose, server)?;
                 regions.insert(region)
             }
         };
@@ -317,16 +351,46 @@ impl Pages {
         Ok(((index, unit), page))
     }
 
-    fn take_region(&self, purpose: UnitPurpose) -> Result<HeapRegion, FarError> {
+    fn take_region(
+        &self,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<HeapRegion, FarError> {
         let units = self.geometry.units(purpose.pages());
         let tables = size_of::<HeapRegion>() + units as usize * size_of::<PageOccupancy>() + units as usize / 8;
         let segments = (units * purpose.pages()).div_ceil(SEGMENT_PAGES) as usize * size_of::<u32>();
         let charge = (tables + segments) as u64;
         self.space.charge(charge)?;
-        let first_page = self.space.take_run(units, purpose.pages()).inspect_err(|_| self.space.uncharge(charge))?;
+        let first_page = self.take_run(units, purpose, server).inspect_err(|_| self.space.uncharge(charge))?;
         let occupancy = vec![PageOccupancy::EMPTY; units as usize].into();
         let (live_cards, lost) = (Box::default(), Vec::new());
         Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, live_cards, lost, charge })
+    }
+
+    /// Takes the far space of a region: one server has all of it, if servers have enough pages that
+    /// follow each other. With a server, it is this one.
+    fn take_run(
+        &self,
+        units: u32,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<u32, FarError> {
+        let layout = server.map_or_else(|| self.space.layout(), |(layout, _)| layout);
+        let region = u64::from(self.geometry.pages());
+        // A large object that has a run of its own begins anywhere.
+        let Some(deal) = layout.deal().filter(|_| units > 1 && self.has_regions_at_servers(layout)) else {
+            return self.space.take_run(units, purpose.pages());
+        };
+        let next = |page: u32| {
+            let page = u64::from(page).next_multiple_of(region);
+            let page = server.map_or(Some(page), |(_, server)| deal.next_of(server.index() as usize, page));
+            u32::try_from(page?).ok()
+        };
+        let taken = self.space.take_run_at(units, purpose.pages(), next);
+        if taken.is_err() && server.is_none() {
+            return self.space.take_run(units, purpose.pages());
+        }
+        taken
     }
 
     /// Replaces what is known of the objects of a unit.
