@@ -465,9 +465,49 @@ impl Drop for Pages {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a page that is used again while a server may still write there.
+    //! Guards against a page that is used again while a server may still write there, and against one that another server has.
     use super::*;
     use farfield::Heap;
+
+    #[test]
+    fn regions_over_a_stripe_lie_at_one_server_each() {
+        for (group, is_at_servers) in [("1M", true), ("4M", true), ("512K", false)] {
+            let pool = format!("stripe(ram:,ram:,ram:)?group={group}");
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).pool(pool).build().unwrap();
+            let space = Space::open(&heap).unwrap();
+            // The regions begin behind this.
+            let other = space.take_run(40, 1).unwrap();
+            let pages = Pages::new(space, RegionGeometry::DEFAULT, 1 << 20);
+            let layout = pages.space().layout();
+            assert_eq!(pages.has_regions_at_servers(layout), is_at_servers);
+            let mut taken: Vec<UnitId> = Vec::new();
+            for purpose in [UnitPurpose::OBJECTS, UnitPurpose::Objects { pages: 3 }, UnitPurpose::Entries] {
+                taken.extend((0..600).map(|_| pages.take_unit(purpose).unwrap().0));
+            }
+            let of_region = |region: &HeapRegion| {
+                let pages = region.first_page..region.page(region.units.units());
+                pages.map(|page| layout.place(page).0).collect::<BTreeSet<FarServer>>().len()
+            };
+            let regions = pages.lock().regions.iter().flatten().map(of_region).collect::<Vec<usize>>();
+            assert!(regions.len() > 10 && regions.iter().all(|servers| *servers == 1) == is_at_servers, "{group}");
+            if is_at_servers {
+                for server in layout.servers() {
+                    for _ in 0..300 {
+                        let (id, page) = pages.take_unit_at(UnitPurpose::OBJECTS, layout, server).unwrap();
+                        assert_eq!(layout.place(page).0, server);
+                        taken.push(id);
+                    }
+                }
+            }
+            let count = taken.len();
+            assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), count, "no unit is taken twice");
+            taken.into_iter().for_each(|id| pages.cancel_unit(id));
+            // SAFETY: our run, of which nothing was made.
+            unsafe { pages.space().free_run(other) };
+            drop(pages);
+            heap.verify();
+        }
+    }
 
     #[test]
     fn lost_units_are_neither_found_nor_taken_nor_given_back() {
