@@ -230,6 +230,42 @@ fn a_member_that_dies_while_it_traces_ends_the_collection_with_an_error() {
     assert_eq!((stats.collections, stats.given_up, stats.used_bytes), (0, 1, used), "nothing is freed");
 }
 
+/// Copies, and answers much later.
+struct SlowCopier;
+
+impl Function for SlowCopier {
+    const NAME: &'static str = Evacuate::NAME;
+    const VERSION: u32 = Evacuate::VERSION;
+    type Argument = EvacuationBatch;
+    type Answer = Evacuated;
+
+    async fn run<P: Place>(place: &P, batch: EvacuationBatch) -> Result<Evacuated, Fault> {
+        let answer = Evacuate::run(place, batch).await?;
+        place.pause(Duration::from_secs(600)).await;
+        Ok(answer)
+    }
+}
+
+/// Its fresh pages are never used again, and those of the other member are.
+#[test]
+fn a_member_that_copies_too_late_has_moved_nothing_and_the_other_has() {
+    let (good, slow) = (serve(Registry::standard()), serve(Registry::new().with::<SlowCopier>()));
+    let [[good_url, _], [slow_url, _]] = [&good, &slow].map(ways);
+    let pool = format!("stripe({slow_url},{good_url})?group=256K");
+    let heap = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).paranoid(true).pool(pool);
+    let heap = heap.patience(Duration::from_millis(1500)).build().unwrap();
+    let (gc, all) = scattered_heap(builder(&heap, REGION));
+    gc.collect().unwrap();
+    let stats = gc.stats();
+    println!("{stats:?}");
+    assert_eq!((stats.moves_given_up, stats.traced_at_servers), (0, 0));
+    assert!(
+        stats.server_moves_given_up > 0 && stats.moved_at_servers > 0 && stats.moved_objects > LIVE as u64 / 2,
+        "{stats:?}"
+    );
+    check(&heap, gc, all);
+}
+
 /// Says of objects that they lie elsewhere, in one of several ways.
 struct Liar<const LIE: u8>;
 
