@@ -13,6 +13,7 @@ extern crate alloc;
 pub mod blocks;
 pub mod cast;
 pub mod chunk_word;
+mod deal;
 pub mod dsm;
 pub mod gc;
 pub mod geometry;
@@ -32,6 +33,7 @@ pub mod wire;
 #[cfg(test)]
 mod words;
 
+pub use deal::Deal;
 pub use ids::{Incarnation, PageId, RegionId};
 pub use member_set::MemberSet;
 

@@ -18,7 +18,7 @@ use farfield_core::policy::call_placement::CallPlacement;
 use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Reason why an operation was not done at the place of far values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -88,16 +88,11 @@ pub(crate) enum OffloadTarget {
 /// before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OffloadLayout {
-    deal: Option<Deal>,
+    pub(crate) deal: Option<Deal>,
     switches: u64,
 }
 
 impl OffloadLayout {
-    /// Checks whether several servers share the pages.
-    pub(crate) fn is_dealt(&self) -> bool {
-        self.deal.is_some()
-    }
-
     /// Returns the target that keeps this byte of the region, and the byte's offset there.
     pub(crate) fn place(&self, offset: u64) -> (OffloadTarget, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {
@@ -234,16 +229,38 @@ impl HeapInner {
         arguments: Vec<F::Argument>,
         pages: impl Iterator<Item = Range>,
     ) -> Result<Vec<F::Answer>, OffloadWriteError> {
+        self.offload_writing_at::<F>(self.offload_layout(), OffloadTarget::Whole, arguments, pages)
+    }
+
+    /// Calls a function that writes these pages as [`HeapInner::offload_writing`] does, at a target
+    /// that has all of them according to this layout. Arguments count pages as the target does.
+    pub(crate) fn offload_writing_at<F: Function>(
+        &self,
+        layout: OffloadLayout,
+        target: OffloadTarget,
+        arguments: Vec<F::Argument>,
+        pages: impl Iterator<Item = Range>,
+    ) -> Result<Vec<F::Answer>, OffloadWriteError> {
         let _still = self.backend.hold_still();
-        if self.backend.progress().is_active {
-            // The pages would be written at one of the two pools only.
-            return Err(OffloadWriteError { error: CallError::Nowhere, is_over: true });
+        let progress = self.backend.progress();
+        let nowhere = OffloadWriteError { error: CallError::Nowhere, is_over: true };
+        if progress.is_active || progress.switches != layout.switches {
+            // The pages would be written at one of the two pools only, or at one that has others there.
+            return Err(nowhere);
         }
-        let runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
+        let switches = layout.switches;
+        let Some(backend) = self.backend_at(target) else { return Err(nowhere) };
+        let mut runs: Vec<_> = pages.map(|range| (PageId(range.offset / PAGE_BYTES as u64), range.count)).collect();
         runs.iter().for_each(|(first, count)| self.backend.mark_dirty(*first, *count));
-        let switches = self.backend.progress().switches;
-        let calls = arguments.into_iter().map(|argument| (OffloadTarget::Whole, argument)).collect();
-        let writes = match self.backend.begin_writes(&runs) {
+        if let OffloadTarget::Member(_) = target {
+            for (first, _) in &mut runs {
+                let (of, local) = layout.place(first.offset());
+                assert!(of == target, "the target has these pages");
+                *first = PageId::containing(local);
+            }
+        }
+        let calls = arguments.into_iter().map(|argument| (target, argument)).collect();
+        let writes = match backend.begin_writes(&runs) {
             Ok(writes) => writes,
             Err(PoolError::Refused { reason: CallLane::NOWHERE, .. }) => {
                 return self.call::<F>(switches, calls, None).map_err(|failed| {
@@ -260,6 +277,14 @@ impl HeapInner {
             Ok(answers) if ended.is_ok() => Ok(answers),
             Ok(_) => Err(OffloadWriteError { error: CallError::NotNow, is_over }),
             Err(failed) => Err(OffloadWriteError { error: failed.error, is_over }),
+        }
+    }
+
+    /// Returns the backend whose region a target has; `None` if there is no such member now.
+    fn backend_at(&self, target: OffloadTarget) -> Option<Arc<dyn Backend>> {
+        match target {
+            OffloadTarget::Whole => Some(self.backend.clone()),
+            OffloadTarget::Member(index) => self.backend.member(index),
         }
     }
 
@@ -315,14 +340,13 @@ impl HeapInner {
             let index = channels.idle.iter().position(is_fit)?;
             Some(channels.idle.swap_remove(index).1)
         });
-        let caller = match (idle, writes, target) {
-            (Some(idle), ..) => Ok(idle),
-            (None, Some(writes), _) => writes.open().map(|channel| Caller::through(self.backend.clone(), channel)),
-            (None, None, OffloadTarget::Whole) => Ok(Caller::new(self.backend.clone())),
-            (None, None, OffloadTarget::Member(index)) => {
-                let nowhere = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
-                self.backend.member(index).map(Caller::new).ok_or(nowhere)
-            }
+        let nowhere = PoolError::Refused { server: 0, reason: CallLane::NOT_NOW };
+        let caller = match (idle, writes) {
+            (Some(idle), _) => Ok(idle),
+            (None, writes) => self.backend_at(target).ok_or(nowhere).and_then(|backend| match writes {
+                Some(writes) => Ok(Caller::through(backend, writes.open()?)),
+                None => Ok(Caller::new(backend)),
+            }),
         };
         let mut caller = match caller {
             Ok(caller) => caller,

@@ -13,12 +13,12 @@ use crate::Heap;
 use crate::error::{BuildError, FarError};
 use crate::fault::Pin;
 use crate::heap::{AccessMode, HeapInner, HeapRef, Scope, copy_words, free_run, lose_run};
-use crate::offload::{OffloadTarget, OffloadWriteError};
+use crate::offload::{OffloadLayout, OffloadTarget, OffloadWriteError};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FrameId, FrameWord, SlotHint, State};
+use farfield_core::{Deal, PageId};
 use farfield_os::memory;
 use farfield_pool::{Backend, Buffer, Completion, Lane, LaneRequest, Op, PoolError, Priority};
 use farfield_wic::{CallError, Function, Range};
@@ -53,6 +53,47 @@ pub struct PageReader<'space> {
 pub struct FarCopy {
     page: u32,
     buffer: Buffer,
+}
+
+/// Distribution of far pages over memory servers at one moment. When the pool has been
+/// [switched](Heap::switch_pool) since, calls for which it was used fail with [`CallError::Nowhere`].
+#[derive(Clone, Copy, Debug)]
+pub struct FarLayout(OffloadLayout);
+
+/// Server that has far pages: the only one of a pool (or each of several with equal pages), or a
+/// member of a stripe.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct FarServer(OffloadTarget);
+
+impl FarServer {
+    /// Returns the number of the server among those that share the pages.
+    pub fn index(self) -> u32 {
+        match self.0 {
+            OffloadTarget::Whole => 0,
+            OffloadTarget::Member(index) => index as u32,
+        }
+    }
+}
+
+impl FarLayout {
+    /// Returns how pages are dealt out to servers, if several share them.
+    pub fn deal(&self) -> Option<Deal> {
+        self.0.deal
+    }
+
+    /// Returns the servers that share the pages.
+    pub fn servers(&self) -> Vec<FarServer> {
+        let member = |index| FarServer(OffloadTarget::Member(index));
+        let members = |deal: Deal| (0..deal.members() as usize).map(member).collect();
+        self.0.deal.map_or_else(|| vec![FarServer(OffloadTarget::Whole)], members)
+    }
+
+    /// Returns the server that has this page, and the number of the page there.
+    pub fn place(&self, page: u32) -> (FarServer, u32) {
+        let (target, offset) = self.0.place(PageId(page.into()).offset());
+        let local = PageId::containing(offset).0;
+        (FarServer(target), u32::try_from(local).unwrap_or_else(|_| unreachable!("no member has more pages than all")))
+    }
 }
 
 /// Failure of a function that was to make units.
@@ -94,10 +135,17 @@ impl Space {
     /// Takes far space for `units` units of `unit_pages` pages each, all of them empty. Returns the
     /// first page.
     pub fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
+        self.take_run_at(units, unit_pages, Some)
+    }
+
+    /// Takes far space as [`Space::take_run`] does. `next` returns the least page, not below another
+    /// one, with which the run may begin; `None` if there is none. All such pages are multiples of
+    /// [`SEGMENT_PAGES`](farfield_core::heap::SEGMENT_PAGES).
+    pub fn take_run_at(&self, units: u32, unit_pages: u32, next: impl Fn(u32) -> Option<u32>) -> Result<u32, FarError> {
         if unit_pages > self.core().frames.limit() / 2 {
             return Err(FarError::TooLarge { bytes: u64::from(unit_pages) * PAGE_BYTES as u64 });
         }
-        Ok(self.core().take_run(units as usize, unit_pages)? - self.core().first_page)
+        Ok(self.core().take_run_at(units as usize, unit_pages, next)? - self.core().first_page)
     }
 
     /// Makes a unit empty: its frames are free at once, and its far copy is given back.
@@ -149,36 +197,48 @@ impl Space {
         FrameWord(self.core().words[page].load(Ordering::Acquire)).state() != State::Far
     }
 
-    /// Calls a function that only reads, once for each of these arguments, where the bytes of all
-    /// pages are: at the one server of the pool, or at any of several with equal pages. Waits for
-    /// the answers.
+    /// Returns how far pages are distributed over memory servers now.
+    pub fn layout(&self) -> FarLayout {
+        FarLayout(self.core().offload_layout())
+    }
+
+    /// Calls a function that only reads, once for each of these arguments, at the server that is
+    /// given with it. A server of several with equal pages is any of these. Waits for the answers.
     ///
-    /// The function finds byte *n* of page *p* at offset 4096 *p* + *n*, as it was written last.
-    /// Fails with [`CallError::Nowhere`] where no single server keeps all pages and runs functions,
-    /// and where the heap verifies pages with a key, because it could not verify an answer.
-    pub fn call<F: Function>(&self, arguments: Vec<F::Argument>) -> Result<Vec<F::Answer>, CallError> {
-        let core = self.core();
-        let layout = core.offload_layout();
+    /// The function finds byte *n* of a page of the server at offset 4096 *p* + *n*, as it was
+    /// written last. There, *p* is the number that the page [has at the server](FarLayout::place).
+    /// Fails with [`CallError::Nowhere`] where a server does not run functions, where the pool was
+    /// switched since the layout was asked for, and where the heap verifies pages with a key, because
+    /// it could not verify an answer.
+    pub fn call<F: Function>(
+        &self,
+        layout: FarLayout,
+        calls: Vec<(FarServer, F::Argument)>,
+    ) -> Result<Vec<F::Answer>, CallError> {
         if !self.may_call::<F>() {
             return Err(CallError::Nowhere);
         }
-        core.offload::<F>(layout, arguments.into_iter().map(|argument| (OffloadTarget::Whole, argument)).collect())
+        let calls = calls.into_iter().map(|(FarServer(target), argument)| (target, argument));
+        self.core().offload::<F>(layout.0, calls.collect())
     }
 
-    /// Checks whether a server keeps all pages, runs this function as far as is known, and is believed.
+    /// Checks whether servers run this function, as far as is known, and are believed.
     pub fn may_call<F: Function>(&self) -> bool {
         let core = self.core();
-        core.may_offload::<F>() && !core.offload_layout().is_dealt() && !core.checksums.needs_whole_pages()
+        core.may_offload::<F>() && !core.checksums.needs_whole_pages()
     }
 
-    /// Calls a function once that makes these units, of one page each, where the bytes of all pages
-    /// are: at the one server of the pool, or at each member of a mirror. Waits for the answer.
+    /// Calls a function once that makes these units, of one page each, at the server that has them:
+    /// if it is one of several with equal pages, at each of these. Waits for the answer.
     ///
-    /// The units are empty, and the caller's alone. `sums` returns the checksums that the answer tells
+    /// The units are empty, and the caller's alone. The argument counts pages as
+    /// [the server does](FarLayout::place). `sums` returns the checksums that the answer tells
     /// of the first units. These units are far then, and the others are empty. Fails as [`Space::call`]
     /// does, and over a mirror also if the answers of its members differ.
     pub fn call_to_make<F: Function>(
         &self,
+        layout: FarLayout,
+        server: FarServer,
         units: &[u32],
         argument: F::Argument,
         sums: impl FnOnce(&F::Answer) -> &[u64],
@@ -197,7 +257,7 @@ impl Space {
         // Writes of earlier contents of these pages may be on their way to the pool.
         core.await_writes();
         let pages = units.iter().map(|unit| Range { offset: u64::from(*unit) * PAGE_BYTES as u64, count: 1 });
-        let answer = match core.offload_writing::<F>(vec![argument], pages) {
+        let answer = match core.offload_writing_at::<F>(layout.0, server.0, vec![argument], pages) {
             Ok(mut answers) => answers.pop().ok_or(unmade(CallError::Answer)),
             Err(OffloadWriteError { error, is_over }) => Err(UnmadeUnits { error, is_over }),
         };
@@ -603,7 +663,11 @@ mod tests {
             let first = space.take_run(PAGES, 1).unwrap();
             let units: Vec<u32> = (first..first + PAGES).collect();
             assert_eq!(space.may_call::<CopyBytes>(), is_asked);
-            let unmade = space.call_to_make::<CopyBytes>(&units, argument(), |_| unreachable!("nobody answers"));
+            let unmade = {
+                let layout = space.layout();
+                let server = layout.servers()[0];
+                space.call_to_make::<CopyBytes>(layout, server, &units, argument(), |_| unreachable!("nobody answers"))
+            };
             assert_eq!(unmade, Err(UnmadeUnits { error: CallError::Nowhere, is_over: true }));
             assert!(!space.may_call::<CopyBytes>(), "it is known from now on");
             // They can be made here.

@@ -59,7 +59,7 @@ pub enum FarTracing {
     /// pages.
     #[default]
     Copies,
-    /// It lets the memory server look at them, where it can and where that takes less time than to
+    /// It lets the memory servers look at them, where they can and where that takes less time than to
     /// read their pages.
     ///
     /// Pages that come near are verified, and answers of a server are not. A server that has lost a
@@ -205,8 +205,9 @@ impl GcBuilder<'_> {
     /// Sets whether memory servers copy the objects of far pages that collections move, where the pages
     /// are; without it unless this is called. Then the collector reads these pages, and writes others.
     ///
-    /// Servers are asked if one keeps all pages, or each member of a mirror does, and if the far heap
-    /// verifies pages without a key. The collector copies what they do not. What a server has copied is
+    /// Servers are asked if one keeps all pages, if each member of a mirror does, or if several share
+    /// them in groups as large as [regions](GcBuilder::region) (`stripe(URL, URL)?group=1M`). The far
+    /// heap verifies pages without a key. The collector copies what they do not. What a server has copied is
     /// verified as pages are that it keeps: a write that it has lost is noticed, and a server that lies
     /// is not.
     pub fn evacuate_at_servers(mut self, on: bool) -> Self {

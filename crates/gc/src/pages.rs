@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
-use farfield::space::Space;
+use farfield::space::{FarLayout, FarServer, Space};
 use farfield_core::gc::{OBJECT_BYTES_MIN, PageFill, PageOccupancy, RegionGeometry, SparseTotals, UnitMap, is_sparse};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SEGMENT_PAGES};
@@ -95,6 +95,12 @@ impl HeapRegion {
         let mut units = self.units.clone();
         self.lost.iter().for_each(|unit| units.give_back(*unit));
         units
+    }
+
+    /// Checks whether a server has all units, of which groups of pages are no smaller than a region.
+    fn is_at(&self, layout: FarLayout, server: FarServer) -> bool {
+        let last = self.page(self.units.units()) - 1;
+        [self.first_page, last].iter().all(|page| layout.place(*page).0 == server)
     }
 
     /// Returns the first page of a unit.
@@ -299,12 +305,40 @@ impl Pages {
 
     /// Takes an empty unit, whose pages the caller has reserved.
     pub(crate) fn take_unit(&self, purpose: UnitPurpose) -> Result<(UnitId, u32), FarError> {
+        self.take_unit_of(purpose, None)
+    }
+
+    /// Takes an empty unit that this server has, whose pages the caller has reserved. Regions
+    /// [lie at one server](Pages::has_regions_at_servers).
+    pub(crate) fn take_unit_at(
+        &self,
+        purpose: UnitPurpose,
+        layout: FarLayout,
+        server: FarServer,
+    ) -> Result<(UnitId, u32), FarError> {
+        self.take_unit_of(purpose, Some((layout, server)))
+    }
+
+    /// Checks whether one server has all pages of a region, if the region begins where a region should.
+    pub(crate) fn has_regions_at_servers(&self, layout: FarLayout) -> bool {
+        layout.deal().is_none_or(|deal| deal.group_pages() >= self.geometry.pages().into())
+    }
+
+    fn take_unit_of(
+        &self,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<(UnitId, u32), FarError> {
         let mut regions = self.lock();
-        let found = regions.with_room.get(&purpose).and_then(|indices| indices.first().copied());
+        let is_there = |index: &usize| {
+            let region = regions.get(*index);
+            server.is_none_or(|(layout, server)| region.is_some_and(|region| region.is_at(layout, server)))
+        };
+        let found = regions.with_room.get(&purpose).and_then(|indices| indices.iter().copied().find(is_there));
         let index = match found {
             Some(index) => index,
             None => {
-                let region = self.take_region(purpose)?;
+                let region = self.take_region(purpose, server)?;
                 regions.insert(region)
             }
         };
@@ -317,16 +351,46 @@ impl Pages {
         Ok(((index, unit), page))
     }
 
-    fn take_region(&self, purpose: UnitPurpose) -> Result<HeapRegion, FarError> {
+    fn take_region(
+        &self,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<HeapRegion, FarError> {
         let units = self.geometry.units(purpose.pages());
         let tables = size_of::<HeapRegion>() + units as usize * size_of::<PageOccupancy>() + units as usize / 8;
         let segments = (units * purpose.pages()).div_ceil(SEGMENT_PAGES) as usize * size_of::<u32>();
         let charge = (tables + segments) as u64;
         self.space.charge(charge)?;
-        let first_page = self.space.take_run(units, purpose.pages()).inspect_err(|_| self.space.uncharge(charge))?;
+        let first_page = self.take_run(units, purpose, server).inspect_err(|_| self.space.uncharge(charge))?;
         let occupancy = vec![PageOccupancy::EMPTY; units as usize].into();
         let (live_cards, lost) = (Box::default(), Vec::new());
         Ok(HeapRegion { first_page, purpose, units: UnitMap::new(units), occupancy, live_cards, lost, charge })
+    }
+
+    /// Takes the far space of a region: one server has all of it, if servers have enough pages that
+    /// follow each other. With a server, it is this one.
+    fn take_run(
+        &self,
+        units: u32,
+        purpose: UnitPurpose,
+        server: Option<(FarLayout, FarServer)>,
+    ) -> Result<u32, FarError> {
+        let layout = server.map_or_else(|| self.space.layout(), |(layout, _)| layout);
+        let region = u64::from(self.geometry.pages());
+        // A large object that has a run of its own begins anywhere.
+        let Some(deal) = layout.deal().filter(|_| units > 1 && self.has_regions_at_servers(layout)) else {
+            return self.space.take_run(units, purpose.pages());
+        };
+        let next = |page: u32| {
+            let page = u64::from(page).next_multiple_of(region);
+            let page = server.map_or(Some(page), |(_, server)| deal.next_of(server.index() as usize, page));
+            u32::try_from(page?).ok()
+        };
+        let taken = self.space.take_run_at(units, purpose.pages(), next);
+        if taken.is_err() && server.is_none() {
+            return self.space.take_run(units, purpose.pages());
+        }
+        taken
     }
 
     /// Replaces what is known of the objects of a unit.
@@ -401,9 +465,49 @@ impl Drop for Pages {
 
 #[cfg(test)]
 mod tests {
-    //! Guards against a page that is used again while a server may still write there.
+    //! Guards against a page that is used again while a server may still write there, and against one that another server has.
     use super::*;
     use farfield::Heap;
+
+    #[test]
+    fn regions_over_a_stripe_lie_at_one_server_each() {
+        for (group, is_at_servers) in [("1M", true), ("4M", true), ("512K", false)] {
+            let pool = format!("stripe(ram:,ram:,ram:)?group={group}");
+            let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).pool(pool).build().unwrap();
+            let space = Space::open(&heap).unwrap();
+            // The regions begin behind this.
+            let other = space.take_run(40, 1).unwrap();
+            let pages = Pages::new(space, RegionGeometry::DEFAULT, 1 << 20);
+            let layout = pages.space().layout();
+            assert_eq!(pages.has_regions_at_servers(layout), is_at_servers);
+            let mut taken: Vec<UnitId> = Vec::new();
+            for purpose in [UnitPurpose::OBJECTS, UnitPurpose::Objects { pages: 3 }, UnitPurpose::Entries] {
+                taken.extend((0..600).map(|_| pages.take_unit(purpose).unwrap().0));
+            }
+            let of_region = |region: &HeapRegion| {
+                let pages = region.first_page..region.page(region.units.units());
+                pages.map(|page| layout.place(page).0).collect::<BTreeSet<FarServer>>().len()
+            };
+            let regions = pages.lock().regions.iter().flatten().map(of_region).collect::<Vec<usize>>();
+            assert!(regions.len() > 10 && regions.iter().all(|servers| *servers == 1) == is_at_servers, "{group}");
+            if is_at_servers {
+                for server in layout.servers() {
+                    for _ in 0..300 {
+                        let (id, page) = pages.take_unit_at(UnitPurpose::OBJECTS, layout, server).unwrap();
+                        assert_eq!(layout.place(page).0, server);
+                        taken.push(id);
+                    }
+                }
+            }
+            let count = taken.len();
+            assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), count, "no unit is taken twice");
+            taken.into_iter().for_each(|id| pages.cancel_unit(id));
+            // SAFETY: our run, of which nothing was made.
+            unsafe { pages.space().free_run(other) };
+            drop(pages);
+            heap.verify();
+        }
+    }
 
     #[test]
     fn lost_units_are_neither_found_nor_taken_nor_given_back() {

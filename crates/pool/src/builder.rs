@@ -22,10 +22,9 @@ use crate::url::{Tree, replace_leaves};
 use crate::url::{check_tree, leaf_urls};
 use crate::{Backend, CloneTicket, PoolError, Share};
 use core::time::Duration;
-use farfield_core::MemberSet;
-use farfield_core::RegionId;
 use farfield_core::gf256::ErasureCode;
 use farfield_core::wire::{Hello, Reply, Request, SessionSecret, features};
+use farfield_core::{Deal, MemberSet, RegionId};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Instant;
@@ -297,7 +296,7 @@ impl PoolBuilder {
         let tree = match trees.len() {
             0 => return Err(OpenError::NoUrl),
             1 => trees.remove(0),
-            _ => Tree::Stripe(trees),
+            _ => Tree::Stripe { members: trees, group_pages: Deal::GROUP_PAGES },
         };
         if tree.leaves() > CloneTicket::SERVERS_MAX {
             return Err(OpenError::Argument("more than 16 memory servers in one pool"));
@@ -331,12 +330,14 @@ impl PoolBuilder {
                 ec.set_write_timeout(*wait);
                 Ok(Arc::new(ec))
             }
-            Tree::Stripe(members) => {
+            Tree::Stripe { members, group_pages } => {
+                let deal = Deal::new(members.len() as u64, *group_pages);
+                let deal = deal.ok_or(OpenError::Argument("a stripe has members, and groups of a power of two"))?;
                 let (mut opened, mut leaf) = (Vec::with_capacity(members.len()), 0);
                 for (index, member) in members.iter().enumerate() {
                     let share = match want {
                         RegionSource::Pages(pages) => {
-                            RegionSource::Pages(StripeBackend::pages_of_member(pages, members.len(), index))
+                            RegionSource::Pages(StripeBackend::pages_of_member(pages, deal, index))
                         }
                         RegionSource::Claim { secrets, .. } => RegionSource::part(&secrets[leaf..]),
                     };
@@ -344,7 +345,11 @@ impl PoolBuilder {
                     leaf += member.leaves();
                 }
                 let (RegionSource::Pages(pages) | RegionSource::Claim { pages, .. }) = want;
-                Ok(if opened.len() == 1 { opened.remove(0).0 } else { Arc::new(StripeBackend::new(opened, pages)) })
+                Ok(if opened.len() == 1 {
+                    opened.remove(0).0
+                } else {
+                    Arc::new(StripeBackend::new(opened, deal, pages))
+                })
             }
         }
     }

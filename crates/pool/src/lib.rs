@@ -36,9 +36,9 @@ pub use contract::backend::{
 };
 pub use contract::buffer::Buffer;
 pub use contract::calls::{CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, WriteReservation};
-pub use contract::deal::Deal;
 pub use contract::protection::Protection;
 pub use contract::scrub_stats::ScrubStats;
+pub use farfield_core::Deal;
 pub use farfield_core::wire::PagePart;
 pub use leaf::call_lane::CallLane;
 pub use leaf::unix::{UnixSocket, check_server_user};

@@ -6,11 +6,15 @@
 //! would take 4 KiB. The function also follows references by itself, up to the number of objects
 //! that the client allows, so a list is not read at one object per round trip.
 //!
+//! Where several servers share the pages, an entry and its object may lie at different ones. Then the
+//! server of the entry tells where the object lies, and the client asks the other server about it.
+//!
 //! The client knows that its objects are not moved, and that the bytes here are those of its
 //! snapshot or later. An entry that is younger than these bytes leads anywhere. So what is found
 //! here counts only if the object names its entry, and if the client agrees.
 
 use crate::{Fault, Function, Place};
+use farfield_core::Deal;
 use farfield_core::gc::{ENTRIES_PER_PAGE, EntryWord, LayoutTable, ObjectHeader, RefWord, TypeLayout};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
@@ -25,8 +29,9 @@ const HEAD_BYTES: usize = 64;
 const REFERENCES_MAX: u64 = 2048;
 /// Most bytes of the objects and references of an answer.
 const ROOM: usize = 48 * 1024;
-/// Most bytes that an object takes in an answer, and that a reference does.
+/// Most bytes that an object takes in an answer, one that lies elsewhere, and a reference.
 const OBJECT_ROOM: usize = 24;
+const ELSEWHERE_ROOM: usize = 12;
 const REFERENCE_ROOM: usize = 5;
 
 /// Traces objects.
@@ -38,12 +43,49 @@ pub struct Trace;
 pub struct Tracing {
     /// Layouts of all types, [encoded](LayoutTable::encode).
     pub layouts: Vec<u8>,
+    /// Pages that lie at the server that is asked.
+    pub share: PageShare,
     /// Far pages of the entry pages, in the order of the entries.
     pub entry_pages: Vec<PageRun>,
-    /// Entries of the objects.
-    pub entries: Vec<u32>,
+    /// The objects.
+    pub objects: Vec<AskedObject>,
     /// Most objects to look at, those that references lead to included.
     pub most: u32,
+}
+
+/// Part of the pages that one of several servers has, to which they are [dealt](Deal) out. Everything
+/// else here numbers pages as the client does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PageShare {
+    /// Number of servers that share the pages.
+    pub servers: u32,
+    /// Number of this server among them.
+    pub server: u32,
+    /// Number of pages that are kept together.
+    pub group_pages: u32,
+}
+
+impl PageShare {
+    /// All pages, at one server.
+    pub const ALL: PageShare = PageShare { servers: 1, server: 0, group_pages: 1 };
+}
+
+/// Object to trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AskedObject {
+    /// Entry of the object.
+    pub entry: u32,
+    /// Where it lies, if the client knows. Else the entry must lie at the server.
+    pub place: Option<ObjectPlace>,
+}
+
+/// Place at which an object begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ObjectPlace {
+    /// Page.
+    pub page: u32,
+    /// Card of the page.
+    pub card: u8,
 }
 
 /// Pages that follow each other.
@@ -58,12 +100,15 @@ pub struct PageRun {
 /// Objects that were looked at.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Traced {
-    /// Number of [`Tracing::entries`] that were tried, in their order.
+    /// Number of [`Tracing::objects`] that were tried, in their order.
     pub tried: u32,
     /// The objects: first those asked for, in their order, without those that cannot be looked at
     /// here, then others that they lead to. An object cannot be looked at if it has too many
-    /// references, or if nothing of this entry lies where it says.
+    /// references, if it lies elsewhere, or if nothing of this entry lies where it says.
     pub objects: Vec<TracedObject>,
+    /// Objects whose entries lie here, and they do not: first those asked for without a place, in
+    /// their order, then others that references lead to.
+    pub elsewhere: Vec<ElsewhereObject>,
     /// Entries that the strong references lead to, object by object.
     pub references: Vec<u32>,
 }
@@ -83,9 +128,18 @@ pub struct TracedObject {
     pub references: u32,
 }
 
+/// Object that lies at another server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ElsewhereObject {
+    /// Entry of the object.
+    pub entry: u32,
+    /// Where it lies.
+    pub place: ObjectPlace,
+}
+
 impl Function for Trace {
     const NAME: &'static str = "ff.trace";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const ONLY_READS: bool = true;
     type Argument = Tracing;
     type Answer = Traced;
@@ -93,14 +147,14 @@ impl Function for Trace {
     async fn run<P: Place>(place: &P, tracing: Tracing) -> Result<Traced, Fault> {
         let mut traced = Traced::default();
         let Ok(layouts) = LayoutTable::decode(&tracing.layouts) else {
-            return Ok(Traced { tried: tracing.entries.len() as u32, ..traced });
+            return Ok(Traced { tried: tracing.objects.len() as u32, ..traced });
         };
-        let entry_pages = EntryPages::new(&tracing.entry_pages);
-        let mut seen: HashSet<u32> = tracing.entries.iter().copied().collect();
+        let pages = HeapPages::new(&tracing.entry_pages, tracing.share, place.region_bytes());
+        let mut seen: HashSet<u32> = tracing.objects.iter().map(|asked| asked.entry).collect();
         let mut found: Vec<u32> = Vec::new();
         let (mut room, mut looked_at) = (ROOM, 0);
         // Those asked for come first, in their order; then what they lead to, the latest first.
-        let mut asked = tracing.entries.iter().copied();
+        let mut asked = tracing.objects.iter().copied();
         let mut batch = Vec::with_capacity(ABREAST);
         let mut heads = Heads::default();
         loop {
@@ -110,25 +164,31 @@ impl Function for Trace {
             if !is_asked {
                 let left = (tracing.most as usize).saturating_sub(looked_at);
                 let first = found.len().saturating_sub(left.min(ABREAST));
-                batch.extend(found.drain(first..).rev());
+                batch.extend(found.drain(first..).rev().map(|entry| AskedObject { entry, place: None }));
             }
             if batch.is_empty() {
                 return Ok(traced);
             }
             looked_at += batch.len();
-            heads.read(place, &entry_pages, &batch).await?;
-            for (index, entry) in batch.iter().enumerate() {
+            heads.read(place, &pages, &batch).await?;
+            for (index, asked) in batch.iter().enumerate() {
                 // An answer that may be full ends here: the client asks for the rest.
                 if room < OBJECT_ROOM + REFERENCES_MAX as usize * REFERENCE_ROOM {
                     return Ok(traced);
                 }
                 traced.tried += u32::from(is_asked);
                 let before = traced.references.len();
-                match heads.object(place, &layouts, index, *entry, &mut traced.references).await? {
+                if let Some(place) = heads.elsewhere(&pages, index, asked) {
+                    room -= ELSEWHERE_ROOM;
+                    traced.elsewhere.push(ElsewhereObject { entry: asked.entry, place });
+                    continue;
+                }
+                match heads.object(place, &pages, &layouts, index, asked.entry, &mut traced.references).await? {
                     Some(object) => {
                         let references = traced.references.get(before..).unwrap_or_default();
                         room -= OBJECT_ROOM + references.len() * REFERENCE_ROOM;
-                        found.extend(references.iter().copied().filter(|next| seen.insert(*next)));
+                        let is_next = |next: &u32| pages.entry_offset(*next).is_some() && seen.insert(*next);
+                        found.extend(references.iter().copied().filter(is_next));
                         traced.objects.push(object);
                     }
                     None => traced.references.truncate(before),
@@ -138,30 +198,57 @@ impl Function for Trace {
     }
 }
 
-/// Far pages of the entry pages.
-struct EntryPages {
+/// Pages of the heap, as far as this server has them.
+struct HeapPages {
     /// First entry page of each run, and its far page.
     runs: Vec<(u64, PageRun)>,
+    /// How pages are dealt out; `None` if what the client says makes no sense. Then none is here.
+    deal: Option<Deal>,
+    server: usize,
+    region_bytes: u64,
 }
 
-impl EntryPages {
-    fn new(runs: &[PageRun]) -> EntryPages {
+impl HeapPages {
+    fn new(runs: &[PageRun], share: PageShare, region_bytes: u64) -> HeapPages {
         let mut first = 0;
         let place = |run: &PageRun| {
             let at = first;
             first += u64::from(run.count);
             (at, *run)
         };
-        EntryPages { runs: runs.iter().map(place).collect() }
+        let runs = runs.iter().map(place).collect();
+        let deal = Deal::new(share.servers.into(), share.group_pages.into());
+        HeapPages { runs, deal, server: share.server as usize, region_bytes }
     }
 
-    /// Returns the offset of an entry's word in the region; `None` if there is no such entry.
-    fn offset(&self, entry: u32) -> Option<u64> {
+    /// Checks whether another server has this page.
+    fn is_elsewhere(&self, page: u64) -> bool {
+        self.deal.is_some_and(|deal| deal.place(page).0 != self.server)
+    }
+
+    /// Returns the offset of a page in the region; `None` if it does not lie there.
+    fn offset(&self, page: u64) -> Option<u64> {
+        let (server, local) = self.deal?.place(page);
+        let offset = local * PAGE_BYTES as u64;
+        (server == self.server && offset + PAGE_BYTES as u64 <= self.region_bytes).then_some(offset)
+    }
+
+    /// Returns the number of bytes from the beginning of a page on that follow each other here.
+    fn bytes_from(&self, page: u64) -> u64 {
+        match self.deal {
+            Some(deal) if deal.members() > 1 => (deal.group_pages() - deal.within(page)) * PAGE_BYTES as u64,
+            Some(_) => u64::MAX,
+            None => 0,
+        }
+    }
+
+    /// Returns the offset of an entry's word in the region; `None` if there is no such entry here.
+    fn entry_offset(&self, entry: u32) -> Option<u64> {
         let number = u64::from(entry / ENTRIES_PER_PAGE);
         let after = self.runs.partition_point(|(first, _)| *first <= number);
         let (first, run) = self.runs.get(after.checked_sub(1)?)?;
         let within = Some(number - first).filter(|within| *within < u64::from(run.count))?;
-        Some((u64::from(run.first) + within) * PAGE_BYTES as u64 + u64::from(entry % ENTRIES_PER_PAGE) * 8)
+        Some(self.offset(u64::from(run.first) + within)? + u64::from(entry % ENTRIES_PER_PAGE) * 8)
     }
 }
 
@@ -170,7 +257,10 @@ impl EntryPages {
 struct Heads {
     offsets: Vec<u64>,
     words: Vec<[u8; 8]>,
+    /// Where the objects lie.
     entries: Vec<EntryWord>,
+    /// Offsets of their first pages; `None` for those that are not here.
+    pages: Vec<Option<u64>>,
     /// Where the first bytes begin: at the object, or before it if its page ends too soon.
     begins: Vec<u64>,
     bytes: Vec<[u8; HEAD_BYTES]>,
@@ -178,31 +268,41 @@ struct Heads {
 
 impl Heads {
     /// Reads entries, and the first bytes of their objects.
-    async fn read<P: Place>(&mut self, place: &P, pages: &EntryPages, entries: &[u32]) -> Result<(), Fault> {
-        let region_bytes = place.region_bytes();
+    async fn read<P: Place>(&mut self, place: &P, pages: &HeapPages, asked: &[AskedObject]) -> Result<(), Fault> {
         self.offsets.clear();
-        // An entry that does not exist reads as the first word, which is no entry of an object's.
-        let in_region = |offset: &u64| offset.checked_add(8).is_some_and(|end| end <= region_bytes);
-        let offset = |entry: &u32| pages.offset(*entry).filter(in_region);
-        self.offsets.extend(entries.iter().map(|entry| offset(entry).unwrap_or(0)));
+        // An entry that does not exist, or is not needed, reads as the first word, which is no entry of an object's.
+        let offset = |asked: &AskedObject| Some(asked.entry).filter(|_| asked.place.is_none());
+        let offset = |asked: &AskedObject| offset(asked).and_then(|entry| pages.entry_offset(entry));
+        self.offsets.extend(asked.iter().map(|asked| offset(asked).unwrap_or(0)));
         self.words.clear();
-        self.words.resize(entries.len(), [0; 8]);
-        place.read_many(&self.offsets, &mut self.words).await?;
-        let word = |(entry, word): (&u32, &[u8; 8])| {
-            if offset(entry).is_some() { EntryWord(u64::from_le_bytes(*word)) } else { EntryWord::FRESH }
+        self.words.resize(asked.len(), [0; 8]);
+        if asked.iter().any(|asked| asked.place.is_none()) {
+            place.read_many(&self.offsets, &mut self.words).await?;
+        }
+        let word = |(asked, word): (&AskedObject, &[u8; 8])| match asked.place {
+            Some(ObjectPlace { page, card }) => EntryWord::new(page, card, 0),
+            None if offset(asked).is_some() => EntryWord(u64::from_le_bytes(*word)),
+            None => EntryWord::FRESH,
         };
         self.entries.clear();
-        self.entries.extend(entries.iter().zip(&self.words).map(word));
-        let begin = |at: &EntryWord| {
-            let page = u64::from(at.page()) * PAGE_BYTES as u64;
-            let is_there = at.is_used() && page + PAGE_BYTES as u64 <= region_bytes;
-            if is_there { page + (usize::from(at.card()) * CARD_BYTES).min(PAGE_BYTES - HEAD_BYTES) as u64 } else { 0 }
+        self.entries.extend(asked.iter().zip(&self.words).map(word));
+        let page = |at: &EntryWord| pages.offset(at.page().into()).filter(|_| at.is_used());
+        self.pages.clear();
+        self.pages.extend(self.entries.iter().map(page));
+        let begin = |(at, page): (&EntryWord, &Option<u64>)| {
+            page.map_or(0, |page| page + (usize::from(at.card()) * CARD_BYTES).min(PAGE_BYTES - HEAD_BYTES) as u64)
         };
         self.begins.clear();
-        self.begins.extend(self.entries.iter().map(begin));
+        self.begins.extend(self.entries.iter().zip(&self.pages).map(begin));
         self.bytes.clear();
-        self.bytes.resize(entries.len(), [0; HEAD_BYTES]);
+        self.bytes.resize(asked.len(), [0; HEAD_BYTES]);
         place.read_many(&self.begins, &mut self.bytes).await
+    }
+
+    /// Returns where an object lies whose entry is here, if another server has that page.
+    fn elsewhere(&self, pages: &HeapPages, index: usize, asked: &AskedObject) -> Option<ObjectPlace> {
+        let at = self.entries.get(index).filter(|at| asked.place.is_none() && at.is_used())?;
+        pages.is_elsewhere(at.page().into()).then(|| ObjectPlace { page: at.page(), card: at.card() })
     }
 
     /// Looks at the object of an entry that was read, and adds the entries that it leads to.
@@ -210,20 +310,22 @@ impl Heads {
     async fn object<P: Place>(
         &self,
         place: &P,
+        pages: &HeapPages,
         layouts: &LayoutTable,
         index: usize,
         entry: u32,
         references: &mut Vec<u32>,
     ) -> Result<Option<TracedObject>, Fault> {
-        let (Some(at), Some(begin), Some(head)) =
-            (self.entries.get(index), self.begins.get(index), self.bytes.get(index))
+        let (Some(at), Some(Some(page)), Some(begin), Some(head)) =
+            (self.entries.get(index), self.pages.get(index), self.begins.get(index), self.bytes.get(index))
         else {
             return Ok(None);
         };
-        let first = u64::from(at.page()) * PAGE_BYTES as u64 + u64::from(at.card()) * CARD_BYTES as u64;
+        let within_page = u64::from(at.card()) * CARD_BYTES as u64;
+        let first = page + within_page;
         let known = usize::try_from(first.wrapping_sub(*begin)).ok().and_then(|skip| head.get(skip..)).unwrap_or(&[]);
         let word = |bytes: &[u8], offset: usize| Some(u64::from_le_bytes(*bytes.get(offset..)?.first_chunk::<8>()?));
-        let header = word(known, 0).map(ObjectHeader).filter(|header| at.is_used() && header.entry() == entry);
+        let header = word(known, 0).map(ObjectHeader).filter(|header| header.entry() == entry);
         let Some(layout) = header.and_then(|header| layouts.get(header.type_number())) else { return Ok(None) };
         let elements = if layout.has_tail() { word(known, TypeLayout::TAIL_OFFSETS.0) } else { Some(0) };
         let Some(elements) = elements else { return Ok(None) };
@@ -233,9 +335,11 @@ impl Heads {
         };
         let end = if count == 0 { 0 } else { layout.strong_offset(count - 1) as usize + 8 };
         let rest;
+        // All of it lies in the region, and what follows its first page there is not another's.
+        let room = pages.bytes_from(at.page().into()).min(pages.region_bytes - page) - within_page;
         let object = if end <= known.len() {
             known
-        } else if end <= crate::RANGE_BYTES_MAX && first + end as u64 <= place.region_bytes() {
+        } else if end <= crate::RANGE_BYTES_MAX && end as u64 <= room {
             rest = place.read_range(first, end).await?;
             &rest
         } else {
@@ -319,9 +423,19 @@ mod tests {
         }
 
         fn trace(&self, entries: &[u32], most: u32) -> Traced {
-            let (layouts, entry_pages) = (layouts().encode(), ENTRY_PAGES.to_vec());
-            let tracing = Tracing { layouts, entry_pages, entries: entries.to_vec(), most };
-            Sim::new(1, self.bytes.clone()).run_one::<Trace>(tracing).unwrap()
+            let traced = Sim::new(1, self.bytes.clone()).run_one::<Trace>(tracing(entries, most)).unwrap();
+            assert_eq!(traced.elsewhere, []);
+            traced
+        }
+
+        /// The regions of servers that share the pages.
+        fn dealt(&self, deal: Deal) -> Vec<Vec<u8>> {
+            let mut regions = vec![Vec::new(); deal.members() as usize];
+            for page in 0..(PAGES as u64).next_multiple_of(deal.members() * deal.group_pages()) {
+                let bytes = self.bytes.chunks(PAGE_BYTES).nth(page as usize).unwrap_or(&[0; PAGE_BYTES]);
+                regions[deal.place(page).0].extend_from_slice(bytes);
+            }
+            regions
         }
 
         /// Each object of an answer leads where it should. Returns their entries.
@@ -336,6 +450,79 @@ mod tests {
             }
             assert_eq!(references.next(), None);
             traced.objects.iter().map(|object| object.entry).collect()
+        }
+    }
+
+    fn tracing(entries: &[u32], most: u32) -> Tracing {
+        let objects = entries.iter().map(|entry| AskedObject { entry: *entry, place: None }).collect();
+        let (layouts, entry_pages) = (layouts().encode(), ENTRY_PAGES.to_vec());
+        Tracing { layouts, share: PageShare::ALL, entry_pages, objects, most }
+    }
+
+    /// A list whose objects, and entries, lie at all servers: each is found by asking the server of the entry, and then
+    /// the one that this names.
+    #[test]
+    fn servers_that_share_the_pages_name_each_other() {
+        let mut graph = Graph::new();
+        for entry in 1..1400u32 {
+            graph.add(entry, NODE, &[Some(entry + 1), Some(entry * 7 % 1400 + 1)]);
+        }
+        graph.add(1400, NODE, &[None, Some(2)]);
+        let long: Vec<_> = (0..600).map(|index| Some(1 + index)).collect();
+        graph.add(1401, ARRAY, &long);
+        let place_of = |entry: u32| {
+            let object = graph.trace(&[entry], 0).objects[0];
+            ObjectPlace { page: object.page, card: object.card }
+        };
+        for (servers, group_pages) in [(2, 1), (2, 16), (3, 1), (3, 4), (5, 2)] {
+            let deal = Deal::new(servers.into(), group_pages.into()).unwrap();
+            let regions = graph.dealt(deal);
+            let ask = |server: usize, asked: AskedObject, most: u32| {
+                let share = PageShare { servers, server: server as u32, group_pages };
+                let tracing = Tracing { share, objects: vec![asked], ..tracing(&[], most) };
+                Sim::new(1, regions[server].clone()).run_one::<Trace>(tracing).unwrap()
+            };
+            for (entry, most) in (1..1400).step_by(57).flat_map(|entry| [(entry, 0), (entry, 50)]) {
+                let entry_page = [3, 10, 11][(entry / ENTRIES_PER_PAGE) as usize];
+                let (of_entry, place) = (deal.place(entry_page).0, place_of(entry));
+                let of_object = deal.place(place.page.into()).0;
+                for server in 0..servers as usize {
+                    let traced = ask(server, AskedObject { entry, place: None }, most);
+                    let found = graph.check(&traced);
+                    let is_here = server == of_entry && server == of_object;
+                    assert_eq!((traced.tried, found.first() == Some(&entry)), (1, is_here));
+                    let named = traced.elsewhere.first().filter(|it| it.entry == entry).map(|it| it.place);
+                    assert_eq!(named, (server == of_entry && server != of_object).then_some(place));
+                    // What is named unasked is where the server says.
+                    for it in &traced.elsewhere {
+                        assert!(it.place == place_of(it.entry) && deal.place(it.place.page.into()).0 != server);
+                    }
+                    let traced = ask(server, AskedObject { entry, place: Some(place) }, most);
+                    assert_eq!(graph.check(&traced).first() == Some(&entry), server == of_object);
+                    assert!(traced.elsewhere.iter().all(|it| it.entry != entry));
+                }
+            }
+            // It has several pages. A server that lacks one of them does not look at it.
+            let place = place_of(1401);
+            let server = deal.place(place.page.into()).0;
+            let traced = ask(server, AskedObject { entry: 1401, place: Some(place) }, 0);
+            let pages = (usize::from(place.card) * CARD_BYTES + 16 + 16 * long.len()).div_ceil(PAGE_BYTES) as u64;
+            let is_whole = deal.within(place.page.into()) + pages <= group_pages.into();
+            assert_eq!(graph.check(&traced), Vec::from_iter(is_whole.then_some(1401)), "{servers} by {group_pages}");
+        }
+        // Shares that make no sense have no page.
+        for (servers, server, group_pages) in
+            [(0, 0, 1), (2, 0, 3), (2, 2, 1), (1, u32::MAX, 1), (u32::MAX, 0, 1 << 31)]
+        {
+            let share = PageShare { servers, server, group_pages };
+            let objects = vec![
+                AskedObject { entry: 900, place: None },
+                AskedObject { entry: 900, place: Some(ObjectPlace { page: u32::MAX, card: 255 }) },
+            ];
+            let traced =
+                Sim::new(1, graph.bytes.clone()).run_one::<Trace>(Tracing { share, objects, ..tracing(&[], 9) });
+            let traced = traced.unwrap();
+            assert!(traced.tried == 2 && traced.objects.iter().all(|object| servers == u32::MAX && object.entry > 0));
         }
     }
 
@@ -400,8 +587,7 @@ mod tests {
         graph.put(PAGES * PAGE_BYTES - CARD_BYTES, ObjectHeader::new(8, NODE).0);
         let traced = graph.trace(&[1, 3, 5, 6, 7, 8, 9, 0, 4], 100);
         assert_eq!((graph.check(&traced), traced.tried), (vec![1, 4, 2], 9));
-        let tracing =
-            Tracing { layouts: vec![1, 2, 3], entry_pages: ENTRY_PAGES.to_vec(), entries: vec![1, 2], most: 9 };
+        let tracing = Tracing { layouts: vec![1, 2, 3], ..tracing(&[1, 2], 9) };
         let traced = Sim::new(1, graph.bytes).run_one::<Trace>(tracing).unwrap();
         assert_eq!(traced, Traced { tried: 2, ..Traced::default() });
     }

@@ -10,6 +10,7 @@ mod common;
 mod counters;
 #[path = "../../../crates/gc/tests/gc/graph.rs"]
 mod graph;
+mod several_servers;
 
 use farfield_server::{Config, Server};
 use farfield_wic::Registry;

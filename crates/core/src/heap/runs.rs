@@ -35,15 +35,30 @@ impl FreeRuns {
 
     /// Takes `count` neighbouring numbers below `end` out of the set; returns the first of them.
     pub fn take_below(&mut self, end: u32, count: u32) -> Option<u32> {
+        self.take_at(end, count, Some)
+    }
+
+    /// Takes `count` neighbouring numbers below `end` out of the set, and returns the first of them.
+    /// `next` returns the least number, not below another one, with which they may begin.
+    pub fn take_at(&mut self, end: u32, count: u32, next: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         assert!(count > 0);
-        let fits = |first: u32, length: u32| length.min(end - first) >= count;
-        let (&first, &length) = self.free.range(..end).find(|(first, length)| fits(**first, **length))?;
+        let place = |(first, length): (&u32, &u32)| {
+            let at = next(*first)?;
+            assert!(at >= *first);
+            let is_free = at.checked_add(count)? <= (first + length).min(end);
+            is_free.then_some((*first, *length, at))
+        };
+        let (first, length, at) = self.free.range(..end).find_map(place)?;
         self.free.remove(&first);
-        if length > count {
-            self.free.insert(first + count, length - count);
+        if at > first {
+            self.free.insert(first, at - first);
+        }
+        let (taken_end, free_end) = (at + count, first + length);
+        if free_end > taken_end {
+            self.free.insert(taken_end, free_end - taken_end);
         }
         self.total -= u64::from(count);
-        Some(first)
+        Some(at)
     }
 
     /// Takes up to `count` neighbouring numbers out of the highest run; returns the first of them
@@ -102,16 +117,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bitmap(steps in proptest::collection::vec((1u32..9, 1u32..120, any::<bool>()), 1..200)) {
+        fn agrees_with_a_bitmap(
+            step in 1u32..5,
+            offset in 0u32..5,
+            steps in proptest::collection::vec((1u32..9, 1u32..120, any::<bool>()), 1..200),
+        ) {
             let mut runs = FreeRuns::new();
             runs.put(0, 100);
             let mut free = [true; 100];
             let mut taken: Vec<(u32, u32)> = Vec::new();
+            // Runs of four begin at such numbers only.
+            let may_begin = |count: u32, first: u32| count != 4 || first >= offset && (first - offset).is_multiple_of(step);
             for (count, end, take) in steps {
                 if take {
                     let below = &free[..free.len().min(end as usize)];
-                    let fits = below.windows(count as usize).position(|w| w.iter().all(|f| *f));
-                    let got = runs.take_below(end, count);
+                    let mut windows = below.windows(count as usize).enumerate();
+                    let fits = windows.position(|(at, w)| may_begin(count, at as u32) && w.iter().all(|f| *f));
+                    let got = match count {
+                        4 => runs.take_at(end, count, |from| (from..).find(|first| may_begin(count, *first))),
+                        _ => runs.take_below(end, count),
+                    };
                     prop_assert_eq!(got.map(|first| first as usize), fits, "first fit");
                     if let Some(first) = got {
                         free[first as usize..][..count as usize].fill(false);

@@ -87,8 +87,19 @@ impl HeapInner {
     /// Takes far space for `units` units of `unit_pages` pages each. Returns its first page, among
     /// all heaps' pages. The run keeps the heap until [`free_run`].
     pub(crate) fn take_run(&self, units: usize, unit_pages: u32) -> Result<u32, FarError> {
+        self.take_run_at(units, unit_pages, Some)
+    }
+
+    /// Takes far space as [`HeapInner::take_run`] does. `next` returns the least page of this heap,
+    /// not below another one, with which the run may begin.
+    pub(crate) fn take_run_at(
+        &self,
+        units: usize,
+        unit_pages: u32,
+        next: impl Fn(u32) -> Option<u32>,
+    ) -> Result<u32, FarError> {
         let units = u32::try_from(units).map_err(|_| FarError::FarFull)?;
-        let page = self.segments.take_run(units, unit_pages)?;
+        let page = self.segments.take_run_at(units, unit_pages, next)?;
         self.references.fetch_add(1, Ordering::Relaxed);
         self.fit();
         Ok(self.first_page + page)

@@ -107,10 +107,15 @@ impl Segments {
         })
     }
 
-    fn take_below(&self, end: u32, count: u32) -> Result<SegmentId, FarError> {
+    fn take_below(
+        &self,
+        end: u32,
+        count: u32,
+        next: impl Fn(SegmentId) -> Option<SegmentId>,
+    ) -> Result<SegmentId, FarError> {
         let mut free = lock(&self.free);
-        let Some(first) = free.take_below(end, count) else {
-            let elsewhere = free.take(count);
+        let Some(first) = free.take_at(end, count, &next) else {
+            let elsewhere = free.take_at(u32::MAX, count, next);
             elsewhere.iter().for_each(|first| free.put(*first, count));
             let bytes = u64::from(count) * self.cost;
             return Err(elsewhere.map_or(FarError::FarFull, |_| FarError::TablesFull { bytes }));
@@ -121,7 +126,7 @@ impl Segments {
 
     /// Takes `count` free segments for new values.
     fn take(&self, count: u32) -> Result<SegmentId, FarError> {
-        self.take_below(self.end.load(Ordering::Relaxed), count)
+        self.take_below(self.end.load(Ordering::Relaxed), count, Some)
     }
 
     /// Bounds new values to segments for whose tables there is room, in `bytes` more of near
@@ -243,9 +248,25 @@ impl Segments {
     /// Takes a run of `units` units of `unit_pages` pages each, and returns its first page. The
     /// caller owns all of it.
     pub(crate) fn take_run(&self, units: u32, unit_pages: u32) -> Result<u32, FarError> {
+        self.take_run_at(units, unit_pages, Some)
+    }
+
+    /// Takes a run as [`Segments::take_run`] does. `next` returns the least page, not below another
+    /// one, with which the run may begin. All such pages begin segments.
+    pub(crate) fn take_run_at(
+        &self,
+        units: u32,
+        unit_pages: u32,
+        next: impl Fn(u32) -> Option<u32>,
+    ) -> Result<u32, FarError> {
         let pages = units.checked_mul(unit_pages).ok_or(FarError::FarFull)?;
         let count = pages.div_ceil(SEGMENT_PAGES);
-        let first = self.take(count)?;
+        let next_segment = |id: SegmentId| {
+            let page = next(id * SEGMENT_PAGES)?;
+            assert!(page.is_multiple_of(SEGMENT_PAGES));
+            Some(page / SEGMENT_PAGES)
+        };
+        let first = self.take_below(self.end.load(Ordering::Relaxed), count, next_segment)?;
         for id in first + 1..first + count {
             self.heads[id].extra.store(first, Ordering::Relaxed);
             self.heads[id].kind.store(INSIDE, Ordering::Release);
@@ -262,7 +283,7 @@ impl Segments {
     /// It may lie beyond what has room for tables: far data must be able to come near wherever it
     /// goes.
     pub(crate) fn take_log(&self) -> Result<u32, FarError> {
-        let id = self.take_below(u32::MAX, 1)?;
+        let id = self.take_below(u32::MAX, 1, Some)?;
         self.heads[id].kind.store(LOG, Ordering::Release);
         Ok(id * SEGMENT_PAGES)
     }

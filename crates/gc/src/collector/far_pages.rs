@@ -120,16 +120,18 @@ impl<'a> FarPages<'a> {
         Some(u64::from_ne_bytes(*self.copy(page)?.get(offset..)?.first_chunk()?))
     }
 
-    /// Takes the entries of up to so many objects that wait, for whoever else looks at them.
-    pub(super) fn take(&mut self, most: usize) -> Vec<u32> {
+    /// Takes up to so many objects that wait, each with the page that it waits for, for whoever else
+    /// looks at them.
+    pub(super) fn take(&mut self, most: usize) -> Vec<(u32, Waiter)> {
         self.settle();
         let mut taken = Vec::with_capacity(most.min(self.waiters));
-        while let Some(mut page) = self.waiting.first_entry().filter(|_| taken.len() < most) {
-            let entries = page.get_mut();
-            let rest = entries.len().saturating_sub(most - taken.len());
-            taken.extend(entries.drain(rest..).map(|waiter| waiter.entry));
+        while let Some(mut waiters) = self.waiting.first_entry().filter(|_| taken.len() < most) {
+            let page = *waiters.key();
+            let of_page = waiters.get_mut();
+            let rest = of_page.len().saturating_sub(most - taken.len());
+            taken.extend(of_page.drain(rest..).map(|waiter| (page, waiter)));
             if rest == 0 {
-                page.remove();
+                waiters.remove();
             }
         }
         self.waiters -= taken.len();

@@ -1,17 +1,26 @@
 //! Tracing at memory servers: objects that are far are looked at where they are (`ff.trace`).
 //!
-//! The collector keeps the marks, and asks the server of the pool where the references of far
+//! The collector keeps the marks, and asks the servers of the pool where the references of far
 //! objects lead; several thousand objects at a time. So a cycle moves some ten bytes for each
 //! object and reference instead of a page for each visit, takes no frame from the mutators, and
 //! needs no state at the server: whoever answers, at whatever time, reads bytes of the snapshot or
 //! later, because near pages that differ from their far copies are written first
 //! ([decision 24](../../../../docs/decisions/0024-servers-trace-and-the-client-marks.md)).
+//!
+//! Over a stripe each object is asked for at the member that has the page that it waits for: that of
+//! its entry, or its own. A member whose entry leads to another one's page answers so, and the
+//! collector, which all references pass through, asks that one next. So members need not know each
+//! other, and nothing travels between them.
 
+use super::far_pages::Waiter;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::RegionSet;
 use core::time::Duration;
+use farfield::space::{FarLayout, FarServer};
 use farfield_core::gc::LayoutTable;
-use farfield_wic::trace::{PageRun, Trace, Traced, Tracing};
+use farfield_core::wire::CallBody;
+use farfield_wic::trace::{AskedObject, ObjectPlace, PageRun, PageShare, Trace, Traced, Tracing};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Time that an object may take, in the mean, while far pages are read, before servers are asked.
@@ -21,7 +30,7 @@ const LOCAL_TIME: Duration = Duration::from_micros(1);
 /// Most objects that are asked for in one call.
 const CALL_MAX: usize = 2048;
 
-/// Calls that are made together; a server runs them side by side.
+/// Calls that are made together, if they are of so many objects; a server runs them side by side.
 const CALLS: usize = 4;
 
 /// Objects that are worth a call of their own. A heap in which fewer are far needs no flush.
@@ -30,8 +39,14 @@ const CALL_MIN: usize = 256;
 /// Most objects that a server looks at unasked, in one call.
 const WINDOW_MAX: u32 = 4096;
 
-/// Most bytes of an argument beside its entries.
+/// Most bytes of an argument beside its objects.
 const FIXED_BYTES_MAX: usize = 32 * 1024;
+
+/// Bytes of an object in an argument, at most.
+const OBJECT_BYTES: usize = 12;
+
+// A share and the lengths of lists take less than the rest.
+const _: () = assert!(FIXED_BYTES_MAX + CALL_MAX * OBJECT_BYTES + 64 <= CallBody::ARGUMENT_BYTES_MAX);
 
 /// Bytes of a run of pages in an argument, at most.
 const RUN_BYTES: usize = 10;
@@ -53,6 +68,19 @@ pub(super) struct ServerChoice {
     since: Option<(Instant, u64)>,
     /// Time that an object took before it.
     local_time: Duration,
+}
+
+/// What the answer to one call has told.
+#[derive(Clone, Copy, Default)]
+pub(super) struct TakenAnswer {
+    /// Objects that the server has tried to look at, of those asked for.
+    pub(super) tried: usize,
+    /// Objects that nobody had looked at, and the server has.
+    pub(super) traced: usize,
+    /// Objects that the server has found unasked, here or elsewhere.
+    pub(super) found: usize,
+    /// Objects among these that nobody had marked.
+    pub(super) new: usize,
 }
 
 /// What each call says, and how much more than what is asked for servers look at.
@@ -102,33 +130,49 @@ impl Servers {
         matches!(self, Servers::On(_))
     }
 
-    /// Asks servers about these objects, [`Servers::ENTRIES_MAX`] at most. Calls `take` with the
-    /// entries and the answer of each call, which returns how many objects were found unasked, and how
-    /// many of them were new. False if no server answers; then none is asked any more in this cycle.
+    /// Asks servers about objects that wait for these pages, [`Servers::ENTRIES_MAX`] at most. Calls
+    /// `take` with the objects and the answer of each call. False if no server answers; then none is
+    /// asked any more in this cycle.
     pub(super) fn ask<E>(
         &mut self,
         heap: &GcInner,
-        entries: &[u32],
-        mut take: impl FnMut(&[u32], Traced) -> Result<(usize, usize), E>,
+        waiting: &[(u32, Waiter)],
+        mut take: impl FnMut(&[(u32, Waiter)], Traced) -> Result<TakenAnswer, E>,
     ) -> Result<bool, E> {
         let Servers::On(choice) = self else { return Ok(false) };
         let Some(ready) = &mut choice.ready else { return Ok(false) };
         let begun = Instant::now();
-        let asked: Vec<&[u32]> = entries.chunks(entries.len().div_ceil(CALLS).max(CALL_MIN)).collect();
-        let arguments = asked.iter().map(|entries| ready.argument(entries)).collect();
-        let Ok(answers) = heap.pages.space().call::<Trace>(arguments) else {
+        let layout = heap.pages.space().layout();
+        let mut of_servers: BTreeMap<FarServer, Vec<(u32, Waiter)>> = BTreeMap::new();
+        for (page, waiter) in waiting {
+            of_servers.entry(layout.place(*page).0).or_default().push((*page, *waiter));
+        }
+        let calls = (CALLS / of_servers.len().max(1)).max(1);
+        let of_call = |all: usize| all.div_ceil(calls).clamp(CALL_MIN, CALL_MAX);
+        let calls =
+            of_servers.iter().flat_map(|(server, all)| all.chunks(of_call(all.len())).map(|some| (*server, some)));
+        let asked: Vec<(FarServer, &[(u32, Waiter)])> = calls.collect();
+        let arguments = asked.iter().map(|(server, some)| (*server, ready.argument(layout, *server, some)));
+        let Ok(answers) = heap.pages.space().call::<Trace>(layout, arguments.collect()) else {
             *self = Servers::Off;
             return Ok(false);
         };
-        let (mut found, mut new) = (0, 0);
-        for (entries, traced) in asked.into_iter().zip(answers) {
-            let (of_call, new_of_call) = take(entries, traced)?;
-            found += of_call;
-            new += new_of_call;
+        let mut all = TakenAnswer::default();
+        for ((_, waiting), traced) in asked.into_iter().zip(answers) {
+            let TakenAnswer { tried, traced, found, new } = take(waiting, traced)?;
+            all.tried += tried;
+            all.traced += traced;
+            all.found += found;
+            all.new += new;
         }
-        ready.adapt(found, new);
+        if all.tried == 0 {
+            // Whoever asks them again is answered the same.
+            *self = Servers::Off;
+            return Ok(true);
+        }
+        ready.adapt(all.found, all.new);
         // Few objects at a time, or little that is new: reading pages may be faster.
-        if begun.elapsed() / u32::try_from(entries.len() + new).unwrap_or(u32::MAX).max(1) > choice.local_time {
+        if begun.elapsed() / u32::try_from(all.traced).unwrap_or(u32::MAX).max(1) > choice.local_time {
             (choice.is_asking, choice.since) = (false, None);
         }
         Ok(true)
@@ -144,9 +188,11 @@ impl ReadyServers {
             return None;
         }
         let space = heap.pages.space();
-        // Is there a server at all?
-        let nothing = Tracing { layouts: Vec::new(), entry_pages: Vec::new(), entries: Vec::new(), most: 0 };
-        space.call::<Trace>(vec![nothing]).ok()?;
+        // Are there servers at all?
+        let ready = ReadyServers { layouts: Vec::new(), entry_pages: Vec::new(), window: 0 };
+        let layout = space.layout();
+        let nothing = |server| (server, ready.argument(layout, server, &[]));
+        space.call::<Trace>(layout, layout.servers().into_iter().map(nothing).collect()).ok()?;
         if heap.broken != Some(crate::BrokenRule::FlushBeforeTracing) {
             // SAFETY: units of the snapshot were made, and only the collector's thread, which we
             // are, releases them. Mutators change what was there at the snapshot as atomics only:
@@ -157,12 +203,22 @@ impl ReadyServers {
         Some(ReadyServers { layouts, entry_pages, window: WINDOW_MAX / 4 })
     }
 
-    fn argument(&self, entries: &[u32]) -> Tracing {
+    fn argument(&self, layout: FarLayout, server: FarServer, waiting: &[(u32, Waiter)]) -> Tracing {
+        let share = layout.deal().map_or(PageShare::ALL, |deal| PageShare {
+            servers: deal.members() as u32,
+            server: server.index(),
+            group_pages: deal.group_pages() as u32,
+        });
+        let asked = |(page, waiter): &(u32, Waiter)| AskedObject {
+            entry: waiter.entry,
+            place: waiter.card.map(|card| ObjectPlace { page: *page, card }),
+        };
         Tracing {
             layouts: self.layouts.clone(),
+            share,
             entry_pages: self.entry_pages.clone(),
-            entries: entries.to_vec(),
-            most: entries.len() as u32 + self.window,
+            objects: waiting.iter().map(asked).collect(),
+            most: waiting.len() as u32 + self.window,
         }
     }
 

@@ -5,7 +5,7 @@
 use super::Marking;
 use super::far_pages::{FarPages, Waiter};
 use super::retry;
-use super::servers::Servers;
+use super::servers::{Servers, TakenAnswer};
 use crate::error::GcError;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
@@ -15,7 +15,7 @@ use farfield::space::{Space, SpaceScope};
 use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, RefWord, TypeLayout};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
-use farfield_wic::trace::{Traced, TracedObject};
+use farfield_wic::trace::{ElsewhereObject, Traced, TracedObject};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -303,41 +303,54 @@ impl<'a> Tracer<'a> {
 
     /// Lets servers look at objects that wait. False if none does.
     fn ask_servers(&mut self, scope: &mut SpaceScope<'_>) -> Result<bool, GcError> {
-        let entries = self.far.take(Servers::ENTRIES_MAX);
+        let waiting = self.far.take(Servers::ENTRIES_MAX);
         let mut servers = core::mem::replace(&mut self.servers, Servers::Off);
-        let asked = servers.ask(self.heap, &entries, |entries, traced| self.take_traced(scope, entries, &traced));
+        let asked = servers.ask(self.heap, &waiting, |asked, traced| self.take_traced(scope, asked, &traced));
         self.servers = servers;
         let asked = asked?;
         if !asked {
-            entries.into_iter().for_each(|entry| self.push(entry));
+            self.wait_again(&waiting);
         }
         Ok(asked)
     }
 
-    /// Takes the answer to a call for these entries. Returns the number of objects that the server
-    /// found unasked, and of those among them that nobody had marked.
+    /// Lets objects wait that nobody has looked at.
+    fn wait_again(&mut self, waiting: &[(u32, Waiter)]) {
+        waiting.iter().for_each(|(page, waiter)| self.wait(*page, *waiter));
+    }
+
+    /// Takes the answer to a call for objects that wait.
     ///
     /// Objects of the snapshot are what the answer says. Whatever else was found is ignored.
     fn take_traced(
         &mut self,
         scope: &mut SpaceScope<'_>,
-        entries: &[u32],
+        asked: &[(u32, Waiter)],
         traced: &Traced,
-    ) -> Result<(usize, usize), GcError> {
-        let (tried, rest) = entries.split_at((traced.tried as usize).min(entries.len()));
-        rest.iter().for_each(|entry| self.push(*entry));
-        let mut asked = 0;
-        for entry in tried {
-            if traced.objects.get(asked).is_some_and(|object| object.entry == *entry) {
-                asked += 1;
-            } else {
-                retry(scope, |scope| self.trace(scope, *entry))?;
-                scope.renew();
+    ) -> Result<TakenAnswer, GcError> {
+        let (tried, rest) = asked.split_at((traced.tried as usize).min(asked.len()));
+        self.wait_again(rest);
+        let (mut objects, mut named) = (0, 0);
+        for (_, Waiter { entry, card }) in tried {
+            if traced.objects.get(objects).is_some_and(|object| object.entry == *entry) {
+                objects += 1;
+                continue;
             }
+            // Who was asked for an object at its place names no other.
+            match traced.elsewhere.get(named).filter(|other| other.entry == *entry && card.is_none()) {
+                Some(other) => {
+                    named += 1;
+                    retry(scope, |scope| self.trace_elsewhere(scope, other))?;
+                }
+                None => retry(scope, |scope| self.trace(scope, *entry))?,
+            }
+            scope.renew();
         }
-        // All that were looked at are marked before references to them are.
-        let is_new = |(index, object): (usize, &TracedObject)| index < asked || self.marking.mark(object.entry);
+        // All that were looked at, or named, are marked before references to them are.
+        let is_new = |(index, object): (usize, &TracedObject)| index < objects || self.marking.mark(object.entry);
         let are_new: Vec<bool> = traced.objects.iter().enumerate().map(is_new).collect();
+        let unasked = traced.elsewhere.get(named..).unwrap_or_default();
+        let elsewhere: Vec<&ElsewhereObject> = unasked.iter().filter(|other| self.marking.mark(other.entry)).collect();
         let mut references = traced.references.iter();
         for (object, is_new) in traced.objects.iter().zip(&are_new) {
             let of_object = references.by_ref().take(object.references as usize);
@@ -357,7 +370,27 @@ impl<'a> Tracer<'a> {
                 self.mark(*next)?;
             }
         }
-        Ok((traced.objects.len() - asked, are_new[asked..].iter().filter(|is_new| **is_new).count()))
+        for other in &elsewhere {
+            retry(scope, |scope| self.trace_elsewhere(scope, other))?;
+            scope.renew();
+        }
+        let new = are_new[objects..].iter().filter(|is_new| **is_new).count();
+        Ok(TakenAnswer {
+            tried: tried.len(),
+            traced: objects + new,
+            found: traced.objects.len() - objects + unasked.len(),
+            new: new + elsewhere.len(),
+        })
+    }
+
+    /// Looks at an object of which a server says that another one has it, or lets it wait for its page.
+    fn trace_elsewhere(&mut self, scope: &SpaceScope<'_>, other: &ElsewhereObject) -> Result<(), GcError> {
+        let at = EntryWord::new(other.place.page, other.place.card, 0);
+        match self.place_of(other.entry, at) {
+            Ok(_) => self.trace_at_or_wait(scope, other.entry, at),
+            // The entry says what is wrong.
+            Err(_) => self.trace(scope, other.entry),
+        }
     }
 
     /// Counts an object that lives.

@@ -1,13 +1,11 @@
-//! Striped pool of several members: groups of 16 pages are dealt out in turn, so that neighbours
-//! travel together and load spreads.
+//! Striped pool of several members: groups of pages are dealt out in turn ([`Deal`]), so that
+//! neighbours travel together and load spreads.
 //!
-//! Group `g` (pages 16g to 16g+15) is kept by member `g mod n`, there as group `g div n`. A run
-//! that lies in one group goes to its member in the caller's own buffer. A longer run is cut into
+//! A run that lies in one group goes to its member in the caller's own buffer. A longer run is cut into
 //! parts, each of at most 64 pages of one member. Parts travel in buffers of the lane and cost one
 //! copy.
 
 use crate::contract::backend::{check_range, hand_over};
-use crate::contract::deal::GROUP_PAGES;
 use crate::{
     Backend, Buffer, CloneTicket, Completion, Deal, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority,
     Protection, ScrubStats,
@@ -32,8 +30,6 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Time that it sleeps at one member before it looks at the others.
 const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
-const _: () = assert!(PART_PAGES.is_multiple_of(GROUP_PAGES));
-
 /// Several members as one region.
 pub(crate) struct StripeBackend {
     members: Vec<Arc<dyn Backend>>,
@@ -44,25 +40,25 @@ pub(crate) struct StripeBackend {
 }
 
 impl StripeBackend {
-    /// Combines members, each with the number of its leaves. `pages` is the wanted size of the
-    /// region, 0 for as much as the members have.
-    pub(crate) fn new(members: Vec<(Arc<dyn Backend>, usize)>, pages: u64) -> StripeBackend {
+    /// Combines members, each with the number of its leaves, as `deal` says. `pages` is the wanted
+    /// size of the region, 0 for as much as the members have.
+    pub(crate) fn new(members: Vec<(Arc<dyn Backend>, usize)>, deal: Deal, pages: u64) -> StripeBackend {
         let (members, leaves): (Vec<_>, Vec<_>) = members.into_iter().unzip();
-        let deal = Deal { members: members.len() as u64 };
+        assert_eq!(members.len() as u64, deal.members());
         // This is the smallest page that some member lacks: no more than that can be addressed.
         let lacking = members.iter().enumerate().map(|(index, member)| deal.page(index, member.pages()));
         let most = lacking.min().unwrap_or(0);
         StripeBackend { members, leaves, deal, pages: if pages == 0 { most } else { pages.min(most) } }
     }
 
-    /// Returns the number of pages that member `index` of `members` needs for a region of `pages`:
-    /// whole groups, at least one.
-    pub(crate) fn pages_of_member(pages: u64, members: usize, index: usize) -> u64 {
-        if members == 1 {
+    /// Returns the number of pages that member `index` needs for a region of `pages`: whole groups,
+    /// at least one.
+    pub(crate) fn pages_of_member(pages: u64, deal: Deal, index: usize) -> u64 {
+        if deal.members() == 1 {
             return pages;
         }
-        let whole = pages.next_multiple_of(GROUP_PAGES);
-        Deal { members: members as u64 }.share(whole, index).max(GROUP_PAGES)
+        let group = deal.group_pages();
+        deal.share(pages.next_multiple_of(group), index).max(group)
     }
 }
 
@@ -233,7 +229,7 @@ impl StripeLane {
             return Ok(());
         }
         let (page, moves) = (page.0, !matches!(request.op, Op::Discard { .. }));
-        let whole = page % GROUP_PAGES + count <= GROUP_PAGES;
+        let whole = self.deal.within(page) + count <= self.deal.group_pages();
         if count == 0 {
             self.end(request, Ok(()));
             return Ok(());
@@ -446,26 +442,18 @@ const _: () = assert!(PART_PAGES as usize * PAGE_BYTES * PART_BUFFERS <= 8 << 20
 
 #[cfg(test)]
 mod tests {
-    //! Guards against two pages in one place, and against a member that is asked for pages it does not have.
+    //! Guards against a member that is asked for pages it does not have, and against the loss of more than a dead member kept.
     use super::*;
     use crate::{PoolBuilder, conformance};
 
     #[test]
-    fn every_page_has_a_place_of_its_own_and_the_way_back_is_right() {
-        for members in 1..6 {
-            let deal = Deal { members };
-            let mut seen = std::collections::BTreeSet::new();
-            for page in 0..1000 {
+    fn every_member_has_room_for_its_pages() {
+        for (members, group) in (1..6).flat_map(|members| [16, 64, 4096].map(|group| (members, group))) {
+            let deal = Deal::new(members, group).unwrap();
+            for page in (0..40_000).step_by(if group == 16 { 1 } else { 7 }) {
                 let (member, local) = deal.place(page);
-                assert!(seen.insert((member, local)));
-                assert_eq!(deal.page(member, local), page);
-                let (byte, place) = (PageId(page).offset() + page % 4096, PageId(local).offset() + page % 4096);
-                assert_eq!(deal.place_byte(byte), (member, place));
-                assert_eq!(deal.share(page, member), local, "page {page} of {members} members");
-                let shares: u64 = (0..members as usize).map(|member| deal.share(page, member)).sum();
-                assert_eq!(shares, page);
-                let room = StripeBackend::pages_of_member(page + 1, members as usize, member);
-                assert!(local < room, "page {page} of {members} members");
+                let room = StripeBackend::pages_of_member(page + 1, deal, member);
+                assert!(local < room, "page {page} of {members} members, groups of {group}");
             }
         }
     }
@@ -476,6 +464,11 @@ mod tests {
             conformance::run(&PoolBuilder::new().urls(vec!["ram:"; members]));
         }
         conformance::run(&PoolBuilder::new().urls(["fault:delay=30us@ram:", "ram:", "fault:delay=5us@ram:"]));
+        for group in ["128K", "1M", "16M"] {
+            conformance::run(
+                &PoolBuilder::new().url(format!("stripe(ram:, fault:delay=5us@ram:, ram:)?group={group}")),
+            );
+        }
         conformance::run(&PoolBuilder::new().url("stripe(stripe(ram:, fault:delay=5us@stripe(ram:, ram:)), ram:)"));
     }
 

@@ -3,6 +3,5 @@
 pub(crate) mod backend;
 pub(crate) mod buffer;
 pub(crate) mod calls;
-pub(crate) mod deal;
 pub(crate) mod protection;
 pub(crate) mod scrub_stats;

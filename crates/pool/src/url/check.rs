@@ -30,7 +30,7 @@ fn members(tree: &Tree) -> Vec<&Tree> {
     match tree {
         Tree::Leaf(_) => vec![],
         Tree::Fault(_, inner) => vec![inner],
-        Tree::Stripe(members) | Tree::Tier(members) => members.iter().collect(),
+        Tree::Stripe { members, .. } | Tree::Tier(members) => members.iter().collect(),
         Tree::Mirror { members, spares, .. } | Tree::Ec { members, spares, .. } => {
             members.iter().chain(spares).collect()
         }

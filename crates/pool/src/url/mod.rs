@@ -11,10 +11,11 @@ use crate::compose::fault::{FaultPlan, duration, duration_text};
 use crate::redundant::members::WRITE_TIMEOUT;
 use crate::redundant::scrub;
 use core::time::Duration;
-use farfield_core::MemberSet;
 use farfield_core::chunk_word::ChunkWord;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::gf256::ErasureCode;
 use farfield_core::tier_word::TierWord;
+use farfield_core::{Deal, MemberSet};
 use std::borrow::Cow;
 use std::fmt::{self, Display};
 
@@ -35,13 +36,15 @@ const SPARE: &str = "spare=";
 const SCRUB: &str = "scrub=";
 /// Prefix, behind the parenthesis, of the time that a write waits for all members.
 const WAIT: &str = "wait=";
+/// Prefix, behind the parenthesis, of the size of a stripe's groups.
+const GROUP: &str = "group=";
 /// Shortest period of a scrub: everything that is stored cannot be read more often.
 const SCRUB_MIN: Duration = Duration::from_millis(1);
 /// Shortest wait of a write: a shorter one would be none.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 /// Error text for such an option where it has no meaning.
-const ONLY_MIRRORS_WAIT: &str =
-    "only a mirror or an erasure code has an option behind its parenthesis: mirror(URL, URL)?wait=5s";
+const NO_OPTION: &str = "only mirrors, erasure codes and stripes have an option behind the parenthesis: \
+                         mirror(URL, URL)?wait=5s, stripe(URL, URL)?group=1M";
 
 /// Parsed URL.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,8 +53,8 @@ pub(crate) enum Tree {
     Leaf(String),
     /// Backend that wraps another one with faults.
     Fault(FaultPlan, Box<Tree>),
-    /// Stripe over these members.
-    Stripe(Vec<Tree>),
+    /// Stripe over these members, to which groups of so many pages are dealt out.
+    Stripe { members: Vec<Tree>, group_pages: u64 },
     /// Mirror: all members hold the same pages, and a spare replaces a failed member. All pages are
     /// checked once in each period `scrub`. A write waits for all members for the time `wait`;
     /// `None` means until the missing ones are known to be gone.
@@ -76,7 +79,7 @@ impl Tree {
         match self {
             Tree::Leaf(_) => 1,
             Tree::Fault(_, inner) => inner.leaves(),
-            Tree::Stripe(members) | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
+            Tree::Stripe { members, .. } | Tree::Tier(members) => members.iter().map(Tree::leaves).sum(),
             Tree::Mirror { members, spares, .. } | Tree::Ec { members, spares, .. } => {
                 members.iter().chain(spares).map(Tree::leaves).sum()
             }
@@ -91,7 +94,9 @@ impl Display for Tree {
         match self {
             Tree::Leaf(url) => f.write_str(url),
             Tree::Fault(plan, inner) => write!(f, "fault:{plan}@{inner}"),
-            Tree::Stripe(members) => write!(f, "stripe({})", list(members, &[], none)),
+            Tree::Stripe { members, group_pages } => {
+                write!(f, "stripe({}){}", list(members, &[], none), group_text(*group_pages))
+            }
             Tree::Tier(tiers) => write!(f, "tier({})", list(tiers, &[], none)),
             Tree::Mirror { members, spares, scrub, wait } => {
                 write!(f, "mirror({}){}", list(members, spares, *scrub), wait_text(*wait))
@@ -108,6 +113,16 @@ impl Display for Tree {
 fn wait_text(wait: Option<Duration>) -> String {
     let wait_for = || wait.map_or("all".to_owned(), duration_text);
     if wait == Some(WRITE_TIMEOUT) { String::new() } else { format!("?{WAIT}{}", wait_for()) }
+}
+
+/// Returns the option behind the parenthesis of a stripe; the default is left out.
+fn group_text(pages: u64) -> String {
+    let kibibytes = pages * (PAGE_BYTES as u64 / 1024);
+    match (pages, kibibytes % 1024) {
+        (Deal::GROUP_PAGES, _) => String::new(),
+        (_, 0) => format!("?{GROUP}{}M", kibibytes / 1024),
+        _ => format!("?{GROUP}{kibibytes}K"),
+    }
 }
 
 /// Returns the list in parentheses; the default scrub is left out.
@@ -169,22 +184,26 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
             Ok(Tree::Fault(FaultPlan::parse(spec).map_err(wrong)?, Box::new(item(tokens, inside)?)))
         }
         Some(Token::Open("stripe")) => match items(tokens, inside)? {
-            Items { urls, spares, scrub: None, wait: None } if spares.is_empty() => Ok(Tree::Stripe(urls)),
+            Items { urls, spares, scrub: None, option } if spares.is_empty() => {
+                let group_pages = option.parse(group)?.unwrap_or(Deal::GROUP_PAGES);
+                Ok(Tree::Stripe { members: urls, group_pages })
+            }
             _ => Err(wrong(
-                "a stripe has no spares, no scrub and no wait: each of its members can be a mirror(URL, URL, spare=URL)"
+                "a stripe has no spares and no scrub: each of its members can be a mirror(URL, URL, spare=URL)"
                     .to_owned(),
             )),
         },
         Some(Token::Open("mirror")) => {
-            let Items { urls: members, spares, scrub, wait } = items(tokens, inside)?;
+            let Items { urls: members, spares, scrub, option } = items(tokens, inside)?;
             if members.len() < 2 || members.len() + spares.len() > ChunkWord::MEMBERS_MAX {
                 return Err(wrong("a mirror has 2 to 8 members, spares included: write mirror(URL, URL)".to_owned()));
             }
-            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_TIMEOUT)));
+            let (scrub, wait) =
+                (scrub.unwrap_or(Some(scrub::PERIOD)), option.parse(wait)?.unwrap_or(Some(WRITE_TIMEOUT)));
             Ok(Tree::Mirror { members, spares, scrub, wait })
         }
         Some(Token::Open("tier")) => match items(tokens, inside)? {
-            Items { urls, spares, scrub: None, wait: None }
+            Items { urls, spares, scrub: None, option: BackendOption(None) }
                 if spares.is_empty() && (2..=TierWord::TIERS_MAX).contains(&urls.len()) =>
             {
                 Ok(Tree::Tier(urls))
@@ -197,17 +216,16 @@ fn item(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
         },
         Some(Token::Ec(code)) => {
             let Some(code) = code else { return Err(wrong(EC.to_owned())) };
-            let Items { urls: members, spares, scrub, wait } = items(tokens, inside)?;
+            let Items { urls: members, spares, scrub, option } = items(tokens, inside)?;
             if members.len() != code.parts() || members.len() + spares.len() > MemberSet::MAX {
                 return Err(wrong(EC.to_owned()));
             }
-            let (scrub, wait) = (scrub.unwrap_or(Some(scrub::PERIOD)), wait.unwrap_or(Some(WRITE_TIMEOUT)));
+            let (scrub, wait) =
+                (scrub.unwrap_or(Some(scrub::PERIOD)), option.parse(wait)?.unwrap_or(Some(WRITE_TIMEOUT)));
             Ok(Tree::Ec { code, members, spares, scrub, wait })
         }
         Some(Token::Open("throttle")) => throttle(tokens, inside),
-        Some(Token::Option(_)) => {
-            Err(wrong("options come first: throttle(latency=100us,bandwidth=1G,URL)".to_owned()))
-        }
+        Some(Token::Option(_)) => Err(wrong("options come first: throttle(latency=100us,bandwidth=1G,URL)".to_owned())),
         Some(Token::Open(name)) => Err(wrong(format!(
             "no backend is made by {name}(…): known are stripe(URL, URL), mirror(URL, URL), ec(2,1, URL, URL, URL), \
              tier(URL, URL) and throttle(latency=100us, URL)"
@@ -238,25 +256,36 @@ fn throttle(tokens: &mut Tokens<'_>, depth: usize) -> Result<Tree, UrlError> {
     }
     let at = tokens.at;
     match tokens.next()? {
-        Some(Token::Close(Some(_))) => Err(UrlError { at, why: ONLY_MIRRORS_WAIT.into() }),
+        Some(Token::Close(Some(_))) => Err(UrlError { at, why: NO_OPTION.into() }),
         _ => Ok(Tree::Fault(plan, Box::new(inner))),
     }
 }
 
 /// Contents of a pair of parentheses.
 #[derive(Default)]
-struct Items {
+struct Items<'a> {
     urls: Vec<Tree>,
     spares: Vec<Tree>,
     /// Period of the scrub, if it is given; `Some(None)` means that there shall be no scrub.
     scrub: Option<Option<Duration>>,
-    /// Time that a write waits for all members, if it is given; `Some(None)` means without limit.
-    wait: Option<Option<Duration>>,
+    option: BackendOption<'a>,
+}
+
+/// Option behind a parenthesis, if there is one, and its place.
+#[derive(Default)]
+struct BackendOption<'a>(Option<(usize, &'a str)>);
+
+impl BackendOption<'_> {
+    /// Parses the option, if there is one.
+    fn parse<T>(&self, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, UrlError> {
+        let parse = |(at, text)| parse(text).map_err(|why| UrlError { at, why: why.into() });
+        self.0.map(parse).transpose()
+    }
 }
 
 /// Parses everything up to the closing parenthesis: URLs, and behind them spares and the period of
 /// a scrub.
-fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
+fn items<'a>(tokens: &mut Tokens<'a>, depth: usize) -> Result<Items<'a>, UrlError> {
     let mut items = Items::default();
     while !tokens.closes() {
         let at = tokens.at;
@@ -284,7 +313,7 @@ fn items(tokens: &mut Tokens<'_>, depth: usize) -> Result<Items, UrlError> {
     }
     let at = tokens.at + 1;
     if let Some(Token::Close(Some(text))) = tokens.next()? {
-        items.wait = Some(wait(text).map_err(|why| UrlError { at, why: why.into() })?);
+        items.option = BackendOption(Some((at, text)));
     }
     Ok(items)
 }
@@ -301,6 +330,19 @@ fn wait(text: &str) -> Result<Option<Duration>, String> {
         "all" => Ok(None),
         time => duration(time).filter(|time| *time >= WAIT_MIN).map(Some).ok_or_else(wrong),
     }
+}
+
+/// Parses the option behind the parenthesis of a stripe. Returns the number of pages of a group.
+fn group(text: &str) -> Result<u64, String> {
+    let (least, most) = Deal::GROUP_BYTES;
+    let bytes = text.strip_prefix(GROUP).and_then(|size| size::parse(size).ok());
+    let bytes = bytes.filter(|bytes| bytes.is_power_of_two() && (least..=most).contains(bytes));
+    bytes.map(|bytes| bytes / PAGE_BYTES as u64).ok_or_else(|| {
+        format!(
+            "pages of a stripe are dealt out in groups of a power of two from 64K to 16M, as in stripe(URL, \
+             URL)?group=1M, not ?{text}"
+        )
+    })
 }
 
 /// Parses the period of a scrub; `None` means off.
@@ -510,6 +552,10 @@ mod tests {
         Tree::Leaf(text.to_owned())
     }
 
+    fn stripe(members: Vec<Tree>) -> Tree {
+        Tree::Stripe { members, group_pages: 16 }
+    }
+
     fn error(url: &str) -> String {
         Tree::parse(url).expect_err(url).to_string()
     }
@@ -523,9 +569,9 @@ mod tests {
 
     #[test]
     fn backends_stand_in_backends() {
-        let inner = Tree::Stripe(vec![leaf("unix:@b"), leaf("tcp://[::1]:9")]);
-        assert_eq!(Tree::parse("stripe(ram:)"), Ok(Tree::Stripe(vec![leaf("ram:")])));
-        let tree = Tree::Stripe(vec![leaf("shm:/a b"), inner, leaf("ram:")]);
+        let inner = stripe(vec![leaf("unix:@b"), leaf("tcp://[::1]:9")]);
+        assert_eq!(Tree::parse("stripe(ram:)"), Ok(stripe(vec![leaf("ram:")])));
+        let tree = stripe(vec![leaf("shm:/a b"), inner, leaf("ram:")]);
         assert_eq!(Tree::parse("stripe( shm:/a b , stripe(unix:@b,tcp://[::1]:9) ,ram: )"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
     }
@@ -533,7 +579,7 @@ mod tests {
     #[test]
     fn throttles_have_options() {
         let throttled = |spec: &str, tree| Tree::Fault(FaultPlan::parse(spec).unwrap(), Box::new(tree));
-        let tree = Tree::Stripe(vec![leaf("a:"), throttled("delay=2us,bandwidth=2097152", leaf("b:"))]);
+        let tree = stripe(vec![leaf("a:"), throttled("delay=2us,bandwidth=2097152", leaf("b:"))]);
         assert_eq!(Tree::parse("stripe(a:,throttle( latency=2us , bandwidth=2M, b:))"), Ok(tree));
         assert_eq!(Tree::parse("throttle(a:)"), Ok(throttled("", leaf("a:"))));
         assert_eq!(leaf_urls("throttle(bandwidth=2M,stripe(a:,b:))").collect::<Vec<_>>(), ["a:", "b:"]);
@@ -544,7 +590,7 @@ mod tests {
         let (scrub, wait) = (Some(scrub::PERIOD), Some(WRITE_TIMEOUT));
         let mirror = |members: Vec<Tree>, spares: Vec<Tree>| Tree::Mirror { members, spares, scrub, wait };
         assert_eq!(Tree::parse("mirror(a:, b:)"), Ok(mirror(vec![leaf("a:"), leaf("b:")], vec![])));
-        let stripe = Tree::Stripe(vec![leaf("b:"), leaf("c:")]);
+        let stripe = stripe(vec![leaf("b:"), leaf("c:")]);
         let tree = mirror(vec![leaf("a:"), stripe], vec![leaf("d:"), leaf("e:")]);
         assert_eq!(Tree::parse("mirror(a:, stripe(b:,c:), spare=d:, spare= e:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 5);
@@ -553,7 +599,7 @@ mod tests {
 
     #[test]
     fn tiers_have_an_order() {
-        let tree = Tree::Tier(vec![leaf("lz:?size=1G"), Tree::Stripe(vec![leaf("b:"), leaf("c:")]), leaf("d:")]);
+        let tree = Tree::Tier(vec![leaf("lz:?size=1G"), stripe(vec![leaf("b:"), leaf("c:")]), leaf("d:")]);
         assert_eq!(Tree::parse("tier(lz:?size=1G, stripe(b:,c:), d:)"), Ok(tree.clone()));
         assert_eq!(tree.leaves(), 4);
         for url in ["tier(a:)", "tier(a:,b:,spare=c:)", "tier(a:,b:,c:,d:,e:,f:,g:,h:,i:)"] {
@@ -598,9 +644,9 @@ mod tests {
         let plan = FaultPlan::parse("drop=0.5,seed=3").unwrap();
         let faulty = |tree| Tree::Fault(plan, Box::new(tree));
         assert_eq!(Tree::parse("fault:drop=0.5,seed=3@unix:@a,b"), Ok(faulty(leaf("unix:@a,b"))));
-        let stripe = Tree::Stripe(vec![faulty(leaf("unix:@a")), leaf("b:")]);
-        assert_eq!(Tree::parse("stripe(fault:drop=0.5,seed=3@unix:@a,b:)"), Ok(stripe));
-        let wrapped = Tree::Stripe(vec![leaf("a:"), leaf("b:")]);
+        let of_faulty = stripe(vec![faulty(leaf("unix:@a")), leaf("b:")]);
+        assert_eq!(Tree::parse("stripe(fault:drop=0.5,seed=3@unix:@a,b:)"), Ok(of_faulty));
+        let wrapped = stripe(vec![leaf("a:"), leaf("b:")]);
         assert_eq!(Tree::parse("fault:drop=0.5,seed=3@stripe(a:,b:)"), Ok(faulty(wrapped)));
     }
 
@@ -678,6 +724,28 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_a_stripe_are_powers_of_two() {
+        let group = |url: &str| match Tree::parse(url).unwrap() {
+            Tree::Stripe { group_pages, .. } => group_pages,
+            other => panic!("{other}"),
+        };
+        for (text, pages) in
+            [("", 16), ("?group=64K", 16), ("?group=128k", 32), ("?group=1M", 256), ("?group=16MiB", 4096)]
+        {
+            assert_eq!(group(&format!("stripe(a:,b:){text}")), pages, "{text}");
+        }
+        for text in ["group=32K", "group=32M", "group=96K", "group=1", "group=0K", "group=", "group", "", "Group=1M"] {
+            let error = error(&format!("stripe(a:,b:)?{text}"));
+            assert!(error.starts_with("at character 14:") && error.contains("from 64K to 16M"), "{error}");
+            assert!(error.ends_with(&format!("not ?{text}")), "{error}");
+        }
+        for url in ["mirror(a:,b:)?group=1M", "ec(1,1,a:,b:)?group=1M", "tier(a:,b:)?group=1M", "throttle(a:)?group=1M"]
+        {
+            assert!(error(url).contains("wait"), "{url}: {}", error(url));
+        }
+    }
+
+    #[test]
     fn a_url_can_be_said_again() {
         for (url, again) in [
             ("shm:/x ", "shm:/x "),
@@ -686,6 +754,8 @@ mod tests {
             ("mirror(a:,b:,scrub= 48h ,spare= c:)", "mirror(a:,b:,spare=c:,scrub=2d)"),
             ("ec( 2 , 1, a:,b:,c:, spare=d:, scrub=off)", "ec(2,1,a:,b:,c:,spare=d:,scrub=off)"),
             ("mirror(a:,b:)?wait=500ms", "mirror(a:,b:)"),
+            ("stripe(a:,b:)?group=64K", "stripe(a:,b:)"),
+            ("stripe( stripe(a:)?group=1024k , b: )?group=512K", "stripe(stripe(a:)?group=1M,b:)?group=512K"),
             (
                 "stripe(mirror(a:,b:)?wait=5000ms , ec(1,1,c:,d:)?wait=all)",
                 "stripe(mirror(a:,b:)?wait=5s,ec(1,1,c:,d:)?wait=all)",
@@ -721,6 +791,7 @@ mod tests {
             "spare=",
             "scrub=1d",
             ")?wait=5s",
+            ")?group=1M",
             "?wait=all",
             "latency=3ms",
             "(",
@@ -748,7 +819,7 @@ mod tests {
     #[test]
     fn a_url_that_is_wrong_somewhere_is_understood_or_refused() {
         let url = "stripe(throttle(latency=3ms,bandwidth=1G,ec(1,1,ram:,tcp://[::1]:9,spare=ssd:/é?size=1G&io=pread)), \
-             tier(lz:?size=1G,numa:0?size=1G), fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h)?wait=2s)";
+             stripe(tier(lz:?size=1G,numa:0?size=1G), b:)?group=2M, fault:drop=0.5,seed=3@mirror(dax:/a?file=erase,unix:@b,spare=ram:,scrub=3h)?wait=2s)";
         assert!(crate::check_url(url));
         for (at, letter) in url.char_indices() {
             let (before, behind) = (&url[..at], &url[at + letter.len_utf8()..]);

@@ -7,6 +7,9 @@
 //! that checksum. Until then, nothing that anybody sees has changed. So a call that fails is forgotten,
 //! and the collector copies.
 //!
+//! Over a stripe whose groups are no smaller than regions, each member copies what it has to fresh pages
+//! of its own.
+//!
 //! Servers fill whole pages. What would fill less than one is left to the collector, and so are pages
 //! that are near.
 
@@ -14,12 +17,12 @@ use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, firs
 use crate::collector::tracer::TableCharge;
 use crate::error::GcError;
 use crate::pages::{SparseUnit, UnitId, UnitPurpose};
-use farfield::space::UnmadeUnits;
+use farfield::space::{FarLayout, FarServer, UnmadeUnits};
 use farfield_core::gc::{CARDS_PER_PAGE, ObjectHeader, PageOccupancy, PageSequence, cards_of};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_wic::CallError;
 use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuationBatch, SourcePage};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Sources of a call, at most.
 const SOURCES_MAX: usize = 128;
@@ -43,6 +46,8 @@ type Target = (UnitId, u32);
 
 /// Sources and fresh pages of one call.
 struct ServerBatch {
+    layout: FarLayout,
+    server: FarServer,
     sources: Vec<SparseUnit>,
     /// The sources, as the server gets them.
     pages: Vec<SourcePage>,
@@ -68,23 +73,35 @@ impl<'a> Evacuation<'a, '_> {
         if layouts.len() > LAYOUT_BYTES_MAX {
             return Ok(());
         }
-        let mut others = Vec::new();
-        while !self.heap.cycles.is_closed()
-            && let Some(batch) = self.choose(&mut others)
-        {
-            if !self.move_batch_at_server(batch, &layouts, &mut others)? {
-                break;
-            }
+        let layout = self.heap.pages.space().layout();
+        if !self.heap.pages.has_regions_at_servers(layout) {
+            return Ok(());
         }
-        others.extend(self.sources.drain(..));
+        let mut of_servers: BTreeMap<FarServer, VecDeque<SparseUnit>> = BTreeMap::new();
+        for unit in self.sources.drain(..) {
+            of_servers.entry(layout.place(unit.page).0).or_default().push_back(unit);
+        }
+        let mut others = Vec::new();
+        for (server, sources) in of_servers {
+            self.sources = sources;
+            while !self.heap.cycles.is_closed()
+                && let Some(batch) = self.choose(layout, server, &mut others)
+            {
+                if !self.move_batch_at_server(batch, &layouts, &mut others)? {
+                    break;
+                }
+            }
+            others.extend(self.sources.drain(..));
+        }
         others.sort_unstable_by_key(|unit| unit.page);
         self.sources = others.into();
         Ok(())
     }
 
-    /// Chooses far sources, and takes fresh pages for what they hold. Moves sources that are near to
-    /// `others`, and all of them if no server need be asked.
-    fn choose(&mut self, others: &mut Vec<SparseUnit>) -> Option<ServerBatch> {
+    /// Chooses far sources, of those that are left of this server's, and takes fresh pages there for
+    /// what they hold. Moves sources that are near to `others`, and all of them if the server need not
+    /// be asked.
+    fn choose(&mut self, layout: FarLayout, server: FarServer, others: &mut Vec<SparseUnit>) -> Option<ServerBatch> {
         let space = self.heap.pages.space();
         if !space.may_call::<Evacuate>() {
             return None;
@@ -104,25 +121,27 @@ impl<'a> Evacuation<'a, '_> {
             }
             (cards, objects) = (cards + unit.cards, objects + live.count() as usize);
             sources.push(unit);
-            pages.push(SourcePage { page: unit.page, live: live.words() });
+            pages.push(SourcePage { page: layout.place(unit.page).1, live: live.words() });
         }
         let wanted = if sources.len() < SOURCES_MIN { 0 } else { cards / CARDS_PER_PAGE };
-        let targets = self.take_targets(wanted);
+        let targets = self.take_targets(layout, server, wanted);
         if targets.is_empty() {
             others.append(&mut sources);
             return None;
         }
-        Some(ServerBatch { sources, pages, targets, objects })
+        Some(ServerBatch { layout, server, sources, pages, targets, objects })
     }
 
-    /// Takes up to so many fresh pages. Half of the room that the limit leaves stays for mutators.
-    fn take_targets(&self, wanted: u32) -> Vec<Target> {
+    /// Takes up to so many fresh pages of a server. Half of the room that the limit leaves stays for
+    /// mutators.
+    fn take_targets(&self, layout: FarLayout, server: FarServer, wanted: u32) -> Vec<Target> {
         let pages = &self.heap.pages;
         let room = pages.limit().saturating_sub(pages.used());
         let most = u64::from(wanted).min((room / 2).max(1));
         let take = || {
             let is_reserved = pages.reserve_to_move();
-            let taken = is_reserved.then(|| pages.take_unit(UnitPurpose::OBJECTS).ok()).flatten();
+            let take = || pages.take_unit_at(UnitPurpose::OBJECTS, layout, server).ok();
+            let taken = is_reserved.then(take).flatten();
             if is_reserved && taken.is_none() {
                 pages.unreserve(1);
             }
@@ -139,14 +158,15 @@ impl<'a> Evacuation<'a, '_> {
         layouts: &[u8],
         others: &mut Vec<SparseUnit>,
     ) -> Result<bool, GcError> {
-        let ServerBatch { sources, pages, targets, objects } = batch;
+        let ServerBatch { layout, server, sources, pages, targets, objects } = batch;
         let mut charge = TableCharge::new(self.heap.pages.space());
         charge.add(objects * OBJECT_NEAR_BYTES);
         let target_pages: Vec<u32> = targets.iter().map(|(_, page)| *page).collect();
-        let argument =
-            EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: target_pages.clone() };
+        let at_server = target_pages.iter().map(|page| layout.place(*page).1).collect();
+        let argument = EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: at_server };
         let space = self.heap.pages.space();
-        let answer = space.call_to_make::<Evacuate>(&target_pages, argument, |answer| &answer.target_sums);
+        let answer =
+            space.call_to_make::<Evacuate>(layout, server, &target_pages, argument, |answer| &answer.target_sums);
         let answer = match answer {
             Ok(answer) => answer,
             Err(UnmadeUnits { error, is_over }) => {
