@@ -17,6 +17,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/graph.toml"),
         include_str!("../experiments/gc/marking.toml"),
+        include_str!("../experiments/gc/moves.toml"),
         include_str!("../experiments/gc/replace.toml"),
         include_str!("../experiments/gc/trees.toml"),
         include_str!("../experiments/aifm/hot.toml"),

@@ -90,6 +90,7 @@ const WORKLOADS: &[Workload] = &[
     rust("trees", "trees", "tree"),
     rust("marking", "collect", "collection"),
     rust("replace", "replace", "object"),
+    rust("moves", "collect", "collection"),
     rust("graph-store", "all", "edge"),
     rust("share-deref", "access", "dereference"),
     rust("share-read", "get", "get"),

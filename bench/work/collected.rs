@@ -248,6 +248,65 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Objects of 64 bytes of which nine tenths, spread evenly, are dropped; collections that move what is left together. With
+/// `--offload all` memory servers move what is far.
+pub(crate) fn run_moves(options: &Options) -> Result<Outcome> {
+    let count = (options.data_bytes() / 72) as usize / CHUNK * CHUNK;
+    let Some(heap) = options.heap(0)? else { bail!("moves needs a far heap: nothing moves in plain memory") };
+    let is_at_servers = options.offload == OffloadName::All;
+    let limit = options.data_bytes() * LIMIT_PERCENT / 100;
+    let gc = GcHeap::in_heap(&heap).limit(limit.max(8 << 20)).evacuate_at_servers(is_at_servers).build()?;
+    let mut outcome = Outcome::new();
+    let mut m = gc.enter();
+    let mut chunks: Vec<Root<[Ref<[u64; 6]>]>> = Vec::new();
+    outcome.phase("fill", count as u64, || -> Result<(), GcError> {
+        for chunk in 0..count / CHUNK {
+            chunks.push(m.with_room(|m| {
+                let objects = m.alloc_array(CHUNK, |_| Ref::<[u64; 6]>::null())?;
+                for (within, object) in objects.iter().enumerate() {
+                    object.store(m, Some(m.alloc([(chunk * CHUNK + within) as u64; 6])?));
+                }
+                Ok(m.root(objects))
+            })?);
+            m.safepoint()?;
+        }
+        Ok(())
+    })?;
+    let mut random = Random::new(options.seed);
+    let lives: Vec<bool> = (0..count).map(|_| random.below(10) == 0).collect();
+    for (chunk, lives) in chunks.iter().zip(lives.chunks(CHUNK)) {
+        m.with_room(|m| {
+            let objects = m.get(chunk)?;
+            objects.iter().zip(lives).filter(|(_, lives)| !**lives).for_each(|(object, _)| object.store(m, None));
+            Ok(())
+        })?;
+        m.safepoint()?;
+    }
+    let before = heap.stats();
+    // The second collection moves what the first one has left.
+    outcome.phase("collect", 2, || (0..2).try_for_each(|_| m.collect()))?;
+    figures_since(&mut outcome, &before, &heap.stats(), 2, 0);
+    figures_of_collections(&mut outcome, &gc);
+    let stats = gc.stats();
+    outcome.figure("moved_at_servers", stats.moved_at_servers as f64);
+    outcome.figure("evacuation_read_pages", stats.evacuation_read_pages as f64);
+    let (mut sum, mut errors) = (0u64, 0);
+    for (at, chunk) in chunks.iter().enumerate() {
+        m.with_room(|m| {
+            for (within, object) in m.get(chunk)?.iter().enumerate() {
+                let number = (at * CHUNK + within) as u64;
+                let found = object.load(m)?.map(|object| object[3]);
+                errors += u64::from(found != lives[number as usize].then_some(number));
+                sum = sum.wrapping_add(found.unwrap_or(0));
+            }
+            Ok(())
+        })?;
+        m.safepoint()?;
+    }
+    outcome.checked(sum, errors);
+    Ok(outcome)
+}
+
 /// Objects of 64 bytes that are replaced in random order, so that garbage is spread evenly.
 pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
     let count = (options.data_bytes() / 72) as usize / CHUNK * CHUNK;

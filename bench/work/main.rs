@@ -223,6 +223,8 @@ enum Workload {
     Marking,
     /// Objects that are replaced in random order.
     Replace,
+    /// Objects of 64 bytes of which nine tenths are dropped, and collections that move the rest together.
+    Moves,
     /// A store of a graph, filled, changed and asked.
     GraphStore,
     /// Small objects behind owners of shared memory.
@@ -375,6 +377,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Trees => collected::run_trees(options),
         Workload::Marking => collected::run_marking(options),
         Workload::Replace => collected::run_replace(options),
+        Workload::Moves => collected::run_moves(options),
         Workload::GraphStore => graph_store::run(options),
         Workload::ShareDeref => shared::run_deref(options),
         Workload::ShareRead => shared::run_read(options),
