@@ -205,11 +205,8 @@ mod tests {
         assert!(!grown.contains("farmem:4096") && !grown.contains("PartitionName"), "{grown}");
         let conf = "licenses = matlab:2,farmem:1\nJobSubmitPlugins=lua\nRequeueExit=7\nRequeueExitHold=90-95,99";
         let SetupError::Conflict(lines) = setup().conf(conf).unwrap_err() else { panic!() };
-        let expected = [
-            "Licenses=matlab:2,farmem:4096,farfield_gate:1",
-            "RequeueExit=7,93",
-            "RequeueExitHold=90-95,99,97",
-        ];
+        let expected =
+            ["Licenses=matlab:2,farmem:4096,farfield_gate:1", "RequeueExit=7,93", "RequeueExitHold=90-95,99,97"];
         assert_eq!(lines, expected);
         let ranges = setup().conf("RequeueExit=90-95\nRequeueExitHold=7,96-98").unwrap();
         assert_eq!(ranges.matches("RequeueExit").count(), 2, "both codes are there: {ranges}");
