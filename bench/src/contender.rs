@@ -261,7 +261,8 @@ impl Contender {
 
 /// The program, which simulates a cluster under this policy.
 fn simulated(policy: &str, job: &Job<'_>) -> Result<Sample> {
-    ensure!(job.workload.name == "schedule", "the workload {} schedules nothing", job.workload.name);
+    let schedules = ["schedule", "schedule-traces"].contains(&job.workload.name);
+    ensure!(schedules, "the workload {} schedules nothing", job.workload.name);
     let mut command = Command::new(job.program);
     command.args(job.arguments).args(["--policy", policy]);
     sample(job, &child::run(command, job.scratch, job.patience)?)

@@ -204,6 +204,8 @@ const PARAMETERS: &[&str] = &[
     "local_gib",
     "mixes",
     "trials",
+    "recording",
+    "accounting",
     "trace",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
@@ -369,7 +371,10 @@ fn check_point(point: &Point) -> Result<()> {
             ("workload", Value::Number(_)) => bail!("`workload` must be a name"),
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
-            ("hotness" | "offload" | "cluster" | "rules" | "arrivals" | "trace", Value::Text(_)) => {}
+            (
+                "hotness" | "offload" | "cluster" | "rules" | "arrivals" | "recording" | "accounting" | "trace",
+                Value::Text(_),
+            ) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),
             (_, Value::Number(_)) => {}
         }

@@ -106,6 +106,7 @@ const WORKLOADS: &[Workload] = &[
     rust("schedule", "schedule", "job"),
     rust("schedule-speed", "simulate", "run"),
     rust("schedule-reference", "compare", "run"),
+    rust("schedule-traces", "replay", "job"),
     rust("replacement", "replay", "access"),
 ];
 /// What sources in C include.

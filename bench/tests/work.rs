@@ -173,6 +173,39 @@ fn real_data_that_is_not_there_is_said() {
 }
 
 #[test]
+fn recorded_traces_are_replayed() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("recordings");
+    let alibaba = folder.join("cluster-traces/alibaba");
+    fs::create_dir_all(&alibaba).unwrap();
+    let pod = |pod: u64| format!("4000,{},{at},{},{at}\n", 4096 * (1 + pod % 3), 10 * pod + 5000, at = 10 * pod);
+    let pods = "cpu_milli,memory_mib,creation_time,deletion_time,scheduled_time\n".to_owned();
+    fs::write(alibaba.join("openb_pod_list_default.csv"), pods + &(0..90).map(pod).collect::<String>()).unwrap();
+    let usage = "value,timestamp_anon,container_ip\n0.2,0,a\n0.3,60,a\n";
+    fs::write(alibaba.join("pod_memory_util_anon.csv"), usage).unwrap();
+    let replay = |recording: &str, accounting: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
+        command.args(["schedule-traces", "--data-mib", "16", "--policy", "memory-time", "--m2c-percent", "160"]);
+        command.args(["--recording", recording, "--accounting", accounting]).env("FARFIELD_DATA", &folder);
+        command.output().unwrap()
+    };
+    let figures = |accounting| {
+        let output = replay("alibaba", accounting);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((line["phases"][0]["name"].as_str(), line["phases"][0]["ops"].as_u64()), (Some("replay"), Some(90)));
+        ["turnaround_over_near", "turnaround_over_requests", "stranded_share", "left_out_share"]
+            .map(|name| line["figures"][name].as_f64().unwrap_or_else(|| panic!("{name}: {line}")))
+    };
+    let [over_near, over_requests, stranded, left_out] = figures("peak");
+    assert!(over_near < 1.0 && over_near == over_requests, "far memory gains: {over_near}, {over_requests}");
+    assert!((stranded - 0.75).abs() < 1e-9 && left_out == 0.0, "{stranded}, {left_out}");
+    let [_, by_use, ..] = figures("use");
+    assert!(by_use < over_near, "use is a quarter of what was asked for: {by_use}, {over_near}");
+    let absent = replay("bitbrains", "use");
+    assert!(!absent.status.success() && String::from_utf8_lossy(&absent.stderr).contains("bitbrains_rnd"));
+}
+
+#[test]
 fn crowds() {
     // A scope holds what its round changes.
     check("churn", "round", 60, &["--data-mib", "80", "--ops", "3"]);

@@ -255,6 +255,8 @@ enum Workload {
     ScheduleSpeed,
     /// Runs of the published simulator, again.
     ScheduleReference,
+    /// A recorded trace of a cluster, replayed.
+    ScheduleTraces,
     /// Accesses of a trace, made or simulated.
     Replacement,
 }
@@ -393,6 +395,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Schedule => schedule::run(options),
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),
+        Workload::ScheduleTraces => schedule::run_traces(options),
         Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

@@ -5,8 +5,9 @@ use crate::Options;
 use crate::measure::Outcome;
 use anyhow::{Context, Result, bail, ensure};
 use farfield_cluster::sim::published::{self, Profiles};
+use farfield_cluster::sim::replay::{Accounting, ClusterTrace, PolicyReport, ReplayConfig};
 use farfield_cluster::sim::{self, Arrivals, Mix, Policy, Rules, RunSummary, Scenario, Simulator};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,6 +48,12 @@ pub(crate) struct ScheduleOptions {
     /// Runs of each mix.
     #[arg(long, default_value_t = 1)]
     trials: usize,
+    /// Recorded trace that is replayed: `alibaba` or `bitbrains`.
+    #[arg(long, default_value = "alibaba")]
+    recording: String,
+    /// Accounting of memory in a replay: by `peak`, or by `use` over time.
+    #[arg(long, default_value = "peak")]
+    accounting: String,
 }
 
 /// One mix under a policy, and beside it without far memory and under CFM's policy.
@@ -317,6 +324,82 @@ pub(crate) fn run_reference(options: &Options) -> Result<Outcome> {
     outcome.figure("recorded_error", recorded);
     outcome.timed("compare", 732, 1);
     outcome.checked(732, 0);
+    Ok(outcome)
+}
+
+/// Files of the recorded traces in the folder of real data, unpacked or as they are published: jobs, and what stands for their
+/// use of memory over time.
+const RECORDINGS: [(&str, [&str; 2], [&str; 2]); 2] = [
+    (
+        "alibaba",
+        ["alibaba/openb_pod_list_default.csv", "alibaba/openb_pod_list_default.csv.zst"],
+        ["alibaba/pod_memory_util_anon.csv", "alibaba/pod_memory_util_anon.tar.gz"],
+    ),
+    (
+        "bitbrains",
+        [
+            "bitbrains/bitbrains_rnd_2013-08_days1-7_500vms.tar",
+            "bitbrains/bitbrains_rnd_2013-08_days1-7_500vms.tar.zst",
+        ],
+        ["", ""],
+    ),
+];
+
+/// The first of these files that is there.
+fn recorded_file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
+    let mut paths = names.iter().map(|name| folder.join("cluster-traces").join(name));
+    let found = paths.find(|path| path.exists());
+    found.with_context(|| format!("no cluster-traces/{} in {}", names.join(" or "), folder.display()))
+}
+
+/// A recorded trace under a policy, beside no far memory, by one accounting.
+pub(crate) fn run_traces(options: &Options) -> Result<Outcome> {
+    let schedule = &options.schedule;
+    let folder = std::env::var_os("FARFIELD_DATA").context("name the folder of real data in FARFIELD_DATA")?;
+    let folder = Path::new(&folder);
+    let recording = RECORDINGS.iter().find(|(name, ..)| *name == schedule.recording);
+    let (_, jobs, usage) = recording.with_context(|| format!("no recording is called {}", schedule.recording))?;
+    let mut trace = ClusterTrace::read(&recorded_file(folder, jobs)?, None, &mut |_| {})?;
+    if !trace.has_usage() {
+        trace.read_containers(&recorded_file(folder, usage)?, &mut |_| {})?;
+    }
+    let accounting = match schedule.accounting.as_str() {
+        "peak" => Accounting::Peak,
+        "use" => Accounting::Use,
+        other => bail!("no accounting is called {other}; write peak or use"),
+    };
+    let config = ReplayConfig {
+        cores: 96,
+        near_bytes: None,
+        memory_to_cores: schedule.m2c_percent as f64 / 100.0,
+        nodes: None,
+        far_bytes: None,
+        profiles: "all".parse()?,
+    };
+    let trials = (options.seed, schedule.trials);
+    let report = trace.replay(&config, &[schedule.policy], &[accounting], trials, &mut |_| {})?;
+    let policies = &report.accountings[0].policies;
+    let of_policy = policies.last().context("no far memory is always run")?;
+    let over = |of: fn(&PolicyReport) -> f64| 1.0 / (1.0 + of(of_policy));
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let mut outcome = Outcome::new();
+    outcome.timed("replay", report.trace.jobs as u64, (of_policy.runs.makespan_s.median * 1e9) as u64);
+    outcome.figure("over_near", over(|report| report.gain.makespan.median));
+    outcome.figure("turnaround_over_near", over(|report| report.gain.turnaround.median));
+    outcome.figure("over_requests", over(|report| report.gain_over_requests.makespan.median));
+    outcome.figure("turnaround_over_requests", over(|report| report.gain_over_requests.turnaround.median));
+    outcome.figure("slowdown_p50", of_policy.runs.slowdown_p50.median);
+    outcome.figure("slowdown_p99", of_policy.runs.slowdown_p99.median);
+    outcome.figure("far_peak_gib", gib(of_policy.runs.far_peak_bytes.median));
+    outcome.figure("evictions", of_policy.evictions.median);
+    outcome.figure("lost_share", of_policy.lost_share.median);
+    outcome.figure("stranded_share", 1.0 - report.trace.used_share.unwrap_or(1.0));
+    outcome.figure("nodes", f64::from(report.cluster.nodes));
+    outcome.figure("near_gib", gib(report.cluster.near_bytes as f64));
+    let left_out = report.trace.skipped.all() as f64;
+    outcome.figure("left_out_share", left_out / (left_out + report.trace.jobs as f64));
+    // What was asked is the same whoever schedules it.
+    outcome.checked(report.trace.jobs as u64, 0);
     Ok(outcome)
 }
 

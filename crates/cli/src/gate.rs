@@ -1,5 +1,7 @@
 //! `farfield gate`: lets jobs with far memory start, beside the scheduler of a cluster.
 
+mod metrics;
+
 use crate::server_stat::StatClient;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -8,9 +10,11 @@ use farfield_cluster::gate::slurm::{RESERVATION, Slurm};
 use farfield_cluster::gate::{GateConfig, GateEvent, GateRound};
 use farfield_os::{disk, serving, signals};
 use farfield_pager::runner::{ByteSize, agent_socket};
+use metrics::SharedCounts;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -54,6 +58,9 @@ pub(crate) struct GateArgs {
     /// File whose lock keeps a second gate out [default: gate.lock beside the socket of this user's agent]
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
+    /// Answer Prometheus at http://ADDR:PORT/metrics
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "dry_run", "explain"])]
+    metrics: Option<SocketAddr>,
     /// Decide once, print what was decided, and end
     #[arg(long)]
     once: bool,
@@ -74,6 +81,7 @@ Examples:
   farfield gate slurm --dry-run                     What it would do now
   farfield gate slurm --explain 4711                Why job 4711 waits
   farfield gate slurm --dry-run --json | jq '.events[] | select(.decision == \"waits\")'
+  farfield gate slurm --metrics 127.0.0.1:9480      And answer Prometheus
   sbatch --mem=8G --comment=farfield:least=0.5 job.sh  A job: 8 GiB, of which at least half must be near
 
 When it is ready it prints one line of JSON to stdout. It logs what it decides to stderr.";
@@ -108,20 +116,27 @@ pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
     crate::log::start("info", false);
     let _lock = GateLock::take(args.lock.as_deref())?;
     renew_reservation(&slurm)?;
+    let counts = SharedCounts::default();
+    let served = args.metrics.map(|address| metrics::serve(address, counts.clone())).transpose()?;
+    let started = Instant::now();
     let round = config.round(&mut slurm, pool.is_reached(), now_s())?;
+    metrics::count_round(&counts, &round, started);
     let line = serde_json::json!({ "ready": true, "partition": args.partition, "pool_bytes": round.pool_bytes,
-        "running": round.running, "pid": std::process::id() });
+        "running": round.running, "metrics": served, "pid": std::process::id() });
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
     log(&round);
     let (mut pause, mut renewed) = (args.every, Instant::now());
     while serving::wait_for_signal(stop, pause)?.is_none() {
+        let started = Instant::now();
         match config.round(&mut slurm, pool.is_reached(), now_s()) {
             Ok(round) => {
+                metrics::count_round(&counts, &round, started);
                 log(&round);
                 pause = args.every;
             }
             Err(error) => {
+                metrics::count_failure(&counts);
                 tracing::warn!(%error, "the scheduler cannot be read; jobs keep what they have");
                 pause = (pause * 2).min(PAUSE_MAX.max(args.every));
             }
@@ -215,7 +230,7 @@ fn render(round: &GateRound) -> String {
             GateEvent::Withdrawn { job } => writeln!(text, "{job:>12}  has not started, and waits again"),
             GateEvent::Waits { job, reason } => writeln!(text, "{job:>12}  waits: {reason}"),
             GateEvent::Ignored { job, reason } => writeln!(text, "{job:>12}  is left alone: {reason}"),
-            GateEvent::Refused { job, error } => writeln!(text, "{job:>12}  {error}"),
+            GateEvent::Refused { job, error, .. } => writeln!(text, "{job:>12}  {error}"),
         };
     }
     text
@@ -227,9 +242,11 @@ fn log(round: &GateRound) {
             GateEvent::Admitted { job, node, far_bytes } => tracing::info!(job, node, far_bytes, "admitted"),
             GateEvent::Charged { job, far_bytes } => tracing::info!(job, far_bytes, "charged"),
             GateEvent::Withdrawn { job } => tracing::warn!(job, "had not started, and waits again"),
-            GateEvent::Waits { job, reason } => tracing::debug!(job, reason, "waits"),
+            GateEvent::Waits { job, reason } => tracing::debug!(job, %reason, "waits"),
             GateEvent::Ignored { job, reason } => tracing::debug!(job, reason, "is left alone"),
-            GateEvent::Refused { job, error } => tracing::warn!(job, error, "Slurm refused a change"),
+            GateEvent::Refused { job, change, error } => {
+                tracing::warn!(job, change, error, "Slurm refused a change");
+            }
         }
     }
 }
@@ -300,6 +317,7 @@ impl GateLock {
 mod tests {
     //! Danger: two gates at once, and a view that hides who waits.
     use super::*;
+    use farfield_core::policy::cluster::GateWait;
 
     #[test]
     fn there_is_one_gate_at_a_time() {
@@ -317,9 +335,9 @@ mod tests {
     fn the_view_says_what_happens_to_whom() {
         let events = vec![
             GateEvent::Admitted { job: "1".into(), node: "n1".into(), far_bytes: 60 << 20 },
-            GateEvent::Waits { job: "2_7".into(), reason: "60 MiB of the pool are missing".into() },
+            GateEvent::Waits { job: "2_7".into(), reason: GateWait::Far { missing_bytes: 60 << 20 } },
         ];
-        let round = GateRound { pool_bytes: Some(64 << 30), charged_bytes: 0, running: 3, events };
+        let round = GateRound { pool_bytes: Some(64 << 30), running: 3, events, ..GateRound::default() };
         let text = render(&round);
         for part in ["pool of 64.0 GiB", "3 jobs run", "1  starts on n1, with 60.0 MiB", "2_7  waits: 60 MiB"] {
             assert!(text.contains(part), "{part}: {text}");

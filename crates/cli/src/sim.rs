@@ -1,5 +1,7 @@
 //! `farfield sim`: simulates a cluster whose jobs share far memory, before anybody buys one.
 
+mod replay;
+
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
 use farfield_cluster::sim::{self, BUILT_IN, Policy, RunSummary, Scenario, Simulator, Spread, summarise};
@@ -21,6 +23,8 @@ pub(crate) struct SimArgs {
 enum SimCommand {
     /// Run a scenario under one or several policies
     Run(RunScenario),
+    /// Replay a recorded trace of a cluster, of Alibaba or Bitbrains
+    Replay(replay::ReplayTrace),
     /// Compare two results of `run --json`, figure by figure
     Compare(CompareResults),
     /// Print the scenarios that are part of the program
@@ -94,6 +98,7 @@ struct FigureChange {
 pub(crate) fn run(args: &SimArgs) -> Result<()> {
     let text = match &args.command {
         SimCommand::Run(args) => simulate(args)?,
+        SimCommand::Replay(args) => replay::replay(args)?,
         SimCommand::Compare(args) => compare(args)?,
         SimCommand::List => list(),
     };

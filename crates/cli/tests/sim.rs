@@ -71,3 +71,44 @@ fn mistakes_are_named() {
     assert!(text(&sim(&["run", "rock"])).contains("farfield sim list"));
     assert!(text(&sim(&["run", "rack", "--policy", "best"])).contains("memory-time"));
 }
+
+#[test]
+fn a_recorded_trace_is_replayed_by_peak_and_by_use() {
+    let folder = Folder::new("sim-replay");
+    let header = "Timestamp [ms];CPU cores;Memory capacity provisioned [KB];Memory usage [KB]\n";
+    let machines = folder.path("machines");
+    std::fs::create_dir(&machines).unwrap();
+    for machine in 0..6 {
+        let line = |sample: u64| format!("{};2;4194304;{}\n", 1_375_308_176 + 300 * sample, 1_000_000 + sample);
+        let table = header.to_owned() + &(0..10).map(line).collect::<String>();
+        std::fs::write(machines.join(format!("{machine}.csv")), table).unwrap();
+    }
+    let machines = machines.to_str().unwrap();
+    let words = |trace| ["replay", trace, "--cores", "16", "--near", "12G", "--nodes", "1", "--trials", "1"];
+    let table = String::from_utf8(check(&words(machines))).unwrap();
+    for part in
+        ["(bitbrains): 6 jobs", "\nuse    near", "\npeak   worth", "+100.0%", "assumed: profiles: the trace has no"]
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let json = |seed| check(&[&words(machines)[..], &["--json", "--seed", seed]].concat());
+    assert_eq!(json("4"), json("4"));
+    let results: serde_json::Value = serde_json::from_slice(&json("4")).unwrap();
+    let near = &results["accountings"][1]["policies"][0];
+    assert_eq!((near["policy"].as_str(), near["gain"]["makespan"]["median"].as_f64()), (Some("near"), Some(0.0)));
+    assert_eq!(near["gain_over_requests"]["makespan"]["median"].as_f64(), Some(1.0), "{results}");
+    assert_eq!((results["trace"]["jobs"].as_u64(), results["trace"]["lines"].as_u64()), (Some(6), Some(60)));
+    let complains = |words: &[&str], complaint: &str| {
+        let output = sim(words);
+        assert!(!output.status.success() && text(&output).contains(complaint), "{words:?}: {}", text(&output));
+    };
+    complains(&["replay", machines, "--near", "50%"], "--near is a size");
+    complains(&["replay", machines, "--format", "alibaba"], "0.csv: line 1 has no column cpu_milli");
+    complains(&["replay", machines, "--profiles", "sort"], "no profile is called");
+    complains(&["replay", "none.csv"], "cannot read none.csv");
+    let pods = folder.path("pods.csv");
+    std::fs::write(&pods, "cpu_milli,memory_mib,creation_time,deletion_time,scheduled_time\n1000,5,0,9,0\n").unwrap();
+    let pods = pods.to_str().unwrap();
+    complains(&["replay", pods, "--account", "use"], "does not say what jobs use over time");
+    assert!(!String::from_utf8(check(&words(pods))).unwrap().contains("\nuse "), "only by peak");
+}

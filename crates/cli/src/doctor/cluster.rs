@@ -55,12 +55,18 @@ fn agent(facts: &ClusterFacts, partition: &str) -> CheckResult {
 
 #[cfg(test)]
 mod tests {
-    //! Danger: Slurm starts other jobs again than those that lost their memory server.
+    //! Danger: Slurm starts other jobs again than those that lost their memory server, or holds others than
+    //! those that were not started.
     use farfield_cluster::gate::slurm::setup;
     use farfield_pager::control::exit;
 
     #[test]
     fn slurm_requeues_jobs_by_the_exit_code_of_a_lost_server() {
         assert_eq!(i32::from(setup::REQUEUE_EXIT), exit::SERVER_LOST);
+    }
+
+    #[test]
+    fn slurm_holds_jobs_by_the_exit_code_of_a_start_that_failed() {
+        assert_eq!(i32::from(setup::HOLD_EXIT), exit::REFUSED);
     }
 }

@@ -11,7 +11,7 @@ mod tests;
 use farfield_core::policy::cluster::{
     GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, JobClass, decide,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Scheduler of a cluster, as a gate meets it.
 pub trait Scheduler {
@@ -103,8 +103,9 @@ pub enum GateEvent {
     Waits {
         /// Name of the job.
         job: String,
-        /// Reason, in a sentence.
-        reason: String,
+        /// Reason, which is a sentence for programs.
+        #[serde(serialize_with = "as_sentence")]
+        reason: GateWait,
     },
     /// The job is left alone.
     Ignored {
@@ -117,9 +118,15 @@ pub enum GateEvent {
     Refused {
         /// Name of the job.
         job: String,
+        /// Name of the change.
+        change: &'static str,
         /// Answer of the scheduler.
         error: String,
     },
+}
+
+fn as_sentence<S: Serializer>(reason: &GateWait, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(reason)
 }
 
 /// Outcome of one round of a gate.
@@ -129,6 +136,8 @@ pub struct GateRound {
     pub pool_bytes: Option<u64>,
     /// Part of the pool for which running and admitted jobs were charged before this round.
     pub charged_bytes: u64,
+    /// Part of these bytes for which jobs that run were charged.
+    pub held_bytes: u64,
     /// Number of jobs that run.
     pub running: usize,
     /// Decisions, with those that the scheduler refused.
@@ -171,7 +180,10 @@ impl GateConfig {
             if let GatePhase::Admitted { far_bytes, .. } | GatePhase::Running { far_bytes, .. } = job.phase {
                 round.charged_bytes = round.charged_bytes.saturating_add(far_bytes);
             }
-            round.running += usize::from(matches!(job.phase, GatePhase::Running { .. }));
+            if let GatePhase::Running { far_bytes, .. } = job.phase {
+                round.held_bytes = round.held_bytes.saturating_add(far_bytes);
+                round.running += 1;
+            }
         }
         let rules =
             GateRules { pool_bytes, start_within_s: self.start_within_s, overtake_within_s: self.overtake_within_s };
@@ -188,7 +200,7 @@ impl GateConfig {
                     self.apply(scheduler, known[job], change, &mut round.events);
                 }
                 GateDecision::Wait { job, reason } => {
-                    round.events.push(GateEvent::Waits { job: known[job].id.clone(), reason: reason.to_string() });
+                    round.events.push(GateEvent::Waits { job: known[job].id.clone(), reason });
                 }
             }
         }
@@ -205,13 +217,27 @@ impl GateConfig {
         let done = if self.is_dry_run { Ok(()) } else { scheduler.apply(job, &change) };
         let id = job.id.clone();
         events.push(match (done, change) {
-            (Err(error), _) => GateEvent::Refused { job: id, error: error.to_string() },
+            (Err(error), change) => GateEvent::Refused { job: id, change: change.name(), error: error.to_string() },
             (Ok(()), BookChange::Charge { far_bytes }) => GateEvent::Charged { job: id, far_bytes },
             (Ok(()), BookChange::Withdraw) => GateEvent::Withdrawn { job: id },
             (Ok(()), BookChange::Admit { node, far_bytes, .. }) => {
                 GateEvent::Admitted { job: id, node: node.to_owned(), far_bytes }
             }
         });
+    }
+}
+
+impl BookChange<'_> {
+    /// Names of all changes.
+    pub const NAMES: [&'static str; 3] = ["charge", "withdraw", "admit"];
+
+    /// Returns the name of the change.
+    pub fn name(&self) -> &'static str {
+        match self {
+            BookChange::Charge { .. } => Self::NAMES[0],
+            BookChange::Withdraw => Self::NAMES[1],
+            BookChange::Admit { .. } => Self::NAMES[2],
+        }
     }
 }
 
@@ -226,14 +252,10 @@ impl GateRound {
     /// Says in a sentence what a job does or waits for; `None` if the job has no far memory.
     pub fn explain(&self, job: &str) -> Option<String> {
         self.events.iter().rev().find_map(|event| match event {
-            GateEvent::Waits { job: id, reason } if id == job => {
-                let starting = GateWait::Starting.to_string();
-                Some(if *reason == starting {
-                    format!("job {job}: {reason}")
-                } else {
-                    format!("job {job} waits: {reason}")
-                })
+            GateEvent::Waits { job: id, reason: GateWait::Starting } if id == job => {
+                Some(format!("job {job}: {}", GateWait::Starting))
             }
+            GateEvent::Waits { job: id, reason } if id == job => Some(format!("job {job} waits: {reason}")),
             GateEvent::Admitted { job: id, node, far_bytes } if id == job => {
                 let mib = far_bytes >> 20;
                 Some(format!("job {job} fits on {node} now, with {mib} MiB of the pool: the gate admits it"))
@@ -242,7 +264,7 @@ impl GateRound {
                 Some(format!("job {job} was admitted and has not started: it waits for the gate again"))
             }
             GateEvent::Ignored { job: id, reason } if id == job => Some(format!("job {job} is left alone: {reason}")),
-            GateEvent::Refused { job: id, error } if id == job => Some(format!("job {job}: {error}")),
+            GateEvent::Refused { job: id, error, .. } if id == job => Some(format!("job {job}: {error}")),
             _ => None,
         })
     }

@@ -220,6 +220,11 @@ fn more_jobs_run_than_memory_would_allow_and_the_pool_follows() {
     assert!(round.explain("4").unwrap().contains("20 MiB of the pool are missing"), "{round:?}");
     assert!(round.explain("3").unwrap().contains("with 60 MiB"), "{round:?}");
     assert_eq!(round.explain("17"), None);
+    let starting = config().round(&mut scheduler, true, 201).unwrap();
+    let is_starting = |event: &GateEvent| matches!(event, GateEvent::Waits { reason: GateWait::Starting, .. });
+    assert_eq!(starting.events.iter().filter(|event| is_starting(event)).count(), 3, "{starting:?}");
+    assert_eq!(starting.explain("3").unwrap(), format!("job 3: {}", GateWait::Starting));
+    assert_eq!((starting.charged_bytes, starting.held_bytes), (60 * MIB, 0), "promised, and not held yet");
     scheduler.start_admitted();
     assert_eq!((scheduler.running(), scheduler.charged_mib()), (3, 60), "without far memory two would run");
     scheduler.jobs.remove("1");
@@ -227,8 +232,17 @@ fn more_jobs_run_than_memory_would_allow_and_the_pool_follows() {
     assert!(round.events.contains(&GateEvent::Charged { job: "3".into(), far_bytes: 0 }), "{round:?}");
     scheduler.start_admitted();
     assert_eq!((scheduler.running(), scheduler.charged_mib()), (3, 60));
+    assert_eq!((round.charged_bytes, round.held_bytes), (60 * MIB, 60 * MIB));
     let json = serde_json_of(&round);
     assert!(json.contains("\"decision\":\"charged\""), "{json}");
+    let json = serde_json_of(&starting);
+    let waits = format!("{{\"decision\":\"waits\",\"job\":\"3\",\"reason\":\"{}\"}}", GateWait::Starting);
+    assert!(json.contains(&waits), "{json}");
+    scheduler.answers = 0;
+    scheduler.submit("9", 1, 1);
+    let refused = config().round(&mut scheduler, true, 202).unwrap();
+    let is_refused = |event: &GateEvent| matches!(event, GateEvent::Refused { job, change: "admit", .. } if job == "9");
+    assert!(refused.events.iter().any(is_refused), "{refused:?}");
 }
 
 /// Events are data for programs; the shape is that of serde.

@@ -6,10 +6,14 @@
 //!
 //! Jobs wait in one queue for each class, because what does not fit for one job of a class fits
 //! for none.
+//!
+//! A job whose use of memory is known over time is placed by what it asked for. From then on it
+//! counts with what it uses, by one class for each amount. When its use grows and its node has no
+//! room, jobs that started later leave that node and start again.
 
 use super::arrivals::Arrival;
 use super::tournament::Tournament;
-use super::{Policy, Rules, Scenario, ScenarioError, SplitMix64};
+use super::{JobKind, Policy, Rules, Scenario, ScenarioError, SplitMix64};
 use farfield_core::policy::cluster::{Cluster, JobClass, JobProgress, QueueHead, SplitRule, Splitter};
 use std::collections::VecDeque;
 
@@ -39,6 +43,10 @@ pub struct Run {
     pub far_peak_bytes: u64,
     /// Largest deviation of the work done from the work asked, as a part of a job.
     pub work_error_max: f64,
+    /// Evictions of a job whose node had no room for the growth of others. The job starts again.
+    pub evictions: u64,
+    /// Work of evicted jobs that was lost, in seconds at full speed.
+    pub lost_s: f64,
 }
 
 /// Running job. Progress is 1 at its end.
@@ -51,7 +59,11 @@ struct RunState {
     /// Progress in a second, and the time at which `progress` holds.
     rate: f64,
     since_s: f64,
-    end_s: f64,
+    /// Index of the next step of its use, the progress at which that begins or the job ends, and
+    /// when this is reached.
+    next_step: usize,
+    goal: f64,
+    due_s: f64,
 }
 
 /// Jobs of a node.
@@ -69,6 +81,10 @@ pub struct Simulator {
     /// Classes as they are; the splitter has them as they are believed to be.
     classes: Vec<JobClass>,
     believed: Vec<JobClass>,
+    /// Steps of the use of each kind: progress at the beginning, and class.
+    steps: Vec<Vec<(f64, usize)>>,
+    /// Last time at which waiting jobs were tried because a use had fallen.
+    looked_s: f64,
     splitter: Splitter,
     empty: Cluster,
     cluster: Cluster,
@@ -91,6 +107,8 @@ pub struct Simulator {
 
 /// Longest delay of a start in the published simulator.
 const JITTER_S: f64 = 0.1;
+/// Interval in which waiting jobs are tried at most once because a use has fallen.
+const LOOK_EVERY_S: f64 = 300.0;
 /// Progress that counts as left at the end of a job, at most: rounding.
 const WORK_ERROR: f64 = 1e-6;
 
@@ -99,14 +117,20 @@ impl Simulator {
     pub fn new(scenario: &Scenario, policy: Policy) -> Result<Simulator, ScenarioError> {
         let cluster = scenario.cluster(&policy)?;
         let [classes, believed] = scenario.classes(&policy, &mut SplitMix64::new(0))?;
-        if classes.len() != scenario.counts.len() {
+        if scenario.kinds.len() != scenario.counts.len() {
             return Err(ScenarioError::Shape("each class of jobs needs a count".into()));
         }
         let mut misfits = classes.iter().zip(&scenario.kinds).filter(|(class, _)| !cluster.takes(class));
         if let Some((_, kind)) = misfits.next() {
             return Err(ScenarioError::NeverFits { name: kind.name.clone(), others: misfits.count() });
         }
-        let count = classes.len();
+        let steps = scenario.steps()?;
+        // A job must be able to use what it was placed by, even if no pool is free.
+        let is_too_large = |kind: &&JobKind| !kind.usage.is_empty() && kind.memory_bytes > scenario.shape.memory_bytes;
+        if let Some(kind) = scenario.kinds.iter().find(is_too_large) {
+            return Err(ScenarioError::NeverFits { name: kind.name.clone(), others: 0 });
+        }
+        let count = scenario.kinds.len();
         Ok(Simulator {
             splitter: Splitter::new(policy.split.unwrap_or(SplitRule::Variable), &believed),
             nodes: vec![NodeJobs::default(); cluster.nodes()],
@@ -117,6 +141,8 @@ impl Simulator {
             policy,
             classes,
             believed,
+            steps,
+            looked_s: f64::NEG_INFINITY,
             waiting: vec![VecDeque::new(); count],
             arrivals: Vec::new(),
             records: Vec::new(),
@@ -144,7 +170,7 @@ impl Simulator {
                     break;
                 }
                 self.now_s = self.now_s.max(end_s);
-                self.finish(self.ends.winner());
+                self.reach(self.ends.winner());
             } else {
                 self.now_s = self.now_s.max(arrival_s);
                 self.arrive();
@@ -195,6 +221,7 @@ impl Simulator {
             far_max: 0.0,
         }));
         (self.now_s, self.next_arrival, self.longest_s, self.run) = (0.0, 0, 0.0, Run::default());
+        self.looked_s = f64::NEG_INFINITY;
         Ok(())
     }
 
@@ -224,20 +251,87 @@ impl Simulator {
         self.cluster.find(&self.classes[class], first)
     }
 
-    /// Ends the job of a node that is the next to end, and starts what now fits.
-    fn finish(&mut self, node: usize) {
+    /// Ends the job of a node that is the next to end, and starts what now fits; or lets it begin its
+    /// next step.
+    fn reach(&mut self, node: usize) {
         let running = &mut self.nodes[node].running;
-        let ending = running.iter().enumerate().min_by(|a, b| a.1.end_s.total_cmp(&b.1.end_s));
-        let Some((place, _)) = ending else { return };
+        let due = running.iter().enumerate().min_by(|a, b| a.1.due_s.total_cmp(&b.1.due_s));
+        let Some((place, job)) = due else { return };
+        let work = job.progress + (job.due_s - job.since_s) * job.rate;
+        self.run.work_error_max = self.run.work_error_max.max((work - job.goal).abs());
+        if job.goal < 1.0 {
+            return self.change_use(node, place);
+        }
         let job = running.remove(place);
-        let work = job.progress + (job.end_s - job.since_s) * job.rate;
-        self.run.work_error_max = self.run.work_error_max.max((work - 1.0).abs());
         self.records[job.record].end_s = self.now_s;
         self.cluster.release(node, &self.classes[job.class]);
-        self.update_end(node);
+        self.update_due(node);
         if !self.start_waiting(node) {
             self.divide(node);
         }
+    }
+
+    /// Begins the next step of a job's use. Jobs that started later make room, or the job itself if it
+    /// is the latest.
+    fn change_use(&mut self, node: usize, place: usize) {
+        let job = &mut self.nodes[node].running[place];
+        // Progress is known exactly here; a division would add rounding.
+        (job.progress, job.since_s) = (job.goal, self.now_s);
+        let (record, old) = (job.record, job.class);
+        self.cluster.release(node, &self.classes[old]);
+        let new = self.begin_step(node, place);
+        let has_shrunk = self.classes[new].memory_bytes() < self.classes[old].memory_bytes();
+        while !self.cluster.fits_on(node, &self.classes[new]) {
+            let latest = self.latest(node);
+            let class = self.evict(node, latest);
+            if latest == record {
+                return self.divide(node);
+            }
+            self.cluster.release(node, &self.classes[class]);
+        }
+        self.cluster.admit(node, &self.classes[new]);
+        let may_look = has_shrunk && self.now_s >= self.looked_s + LOOK_EVERY_S;
+        if may_look {
+            self.looked_s = self.now_s;
+            if self.start_waiting(node) {
+                return;
+            }
+        }
+        self.divide(node);
+    }
+
+    /// Gives a job the class of its next step, and returns it. The books are unchanged.
+    fn begin_step(&mut self, node: usize, place: usize) -> usize {
+        let job = &mut self.nodes[node].running[place];
+        let steps = &self.steps[self.records[job.record].class];
+        job.class = steps[job.next_step].1;
+        job.next_step += 1;
+        job.goal = steps.get(job.next_step).map_or(1.0, |&(from, _)| from);
+        job.due_s = job.since_s + (job.goal - job.progress).max(0.0) / job.rate;
+        job.class
+    }
+
+    /// Returns the job of a node that started last.
+    fn latest(&self, node: usize) -> usize {
+        let start_s = |job: &RunState| self.records[job.record].start_s;
+        let running = self.nodes[node].running.iter();
+        let latest = running.max_by(|a, b| start_s(a).total_cmp(&start_s(b)).then(a.record.cmp(&b.record)));
+        latest.expect("a job runs there").record
+    }
+
+    /// Takes a job from its node, but not from the books. It waits again, in the order of its arrival,
+    /// and its work is lost. Returns its class.
+    fn evict(&mut self, node: usize, record: usize) -> usize {
+        let running = &mut self.nodes[node].running;
+        let place = running.iter().position(|job| job.record == record).expect("it runs there");
+        let job = running.remove(place);
+        let class = self.records[record].class;
+        let progress = job.progress + (self.now_s - job.since_s).max(0.0) * job.rate;
+        self.run.evictions += 1;
+        self.run.lost_s += progress * self.classes[class].seconds();
+        let queue = &mut self.waiting[class];
+        queue.insert(queue.partition_point(|&waiting| waiting < record), record);
+        job.class
     }
 
     /// Starts waiting jobs until none fits. Tells whether one of them started on this node.
@@ -293,11 +387,16 @@ impl Simulator {
     fn start(&mut self, job: usize, node: usize) {
         let class = self.records[job].class;
         self.records[job].start_s = self.now_s;
-        self.cluster.admit(node, &self.classes[class]);
         let seconds = self.classes[class].seconds();
-        let end_s = self.now_s + seconds;
+        let due_s = self.now_s + seconds;
         let (share, progress, rate, since_s) = (1.0, 0.0, 1.0 / seconds, self.now_s);
-        self.nodes[node].running.push(RunState { record: job, class, share, progress, rate, since_s, end_s });
+        let state = RunState { record: job, class, share, progress, rate, since_s, next_step: 0, goal: 1.0, due_s };
+        self.nodes[node].running.push(state);
+        let mut counted = class;
+        if !self.steps[class].is_empty() {
+            counted = self.begin_step(node, self.nodes[node].running.len() - 1);
+        }
+        self.cluster.admit(node, &self.classes[counted]);
     }
 
     /// Divides the near memory of a node anew, if it is or was short of it.
@@ -312,7 +411,7 @@ impl Simulator {
             self.run.splits += u64::from(is_short);
             self.apply(node);
         }
-        self.update_end(node);
+        self.update_due(node);
     }
 
     /// Brings the progress of a node's jobs up to now.
@@ -350,12 +449,12 @@ impl Simulator {
             newest.for_each(|job| job.since_s += moved_bytes / link);
         }
         for job in running {
-            job.end_s = job.since_s + (1.0 - job.progress).max(0.0) / job.rate;
+            job.due_s = job.since_s + (job.goal - job.progress).max(0.0) / job.rate;
         }
     }
 
-    fn update_end(&mut self, node: usize) {
-        let ends = self.nodes[node].running.iter().map(|job| job.end_s);
+    fn update_due(&mut self, node: usize) {
+        let ends = self.nodes[node].running.iter().map(|job| job.due_s);
         self.ends.set(node, ends.fold(f64::INFINITY, f64::min));
     }
 }

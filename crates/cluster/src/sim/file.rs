@@ -207,7 +207,7 @@ impl ClassRow {
         };
         let Self { name, cores, memory_mib, least, .. } = self;
         let memory_bytes = bytes("memory_mib", *memory_mib)?;
-        Ok(JobKind { name: name.clone(), cores: *cores, memory_bytes, least: *least, run_time })
+        Ok(JobKind { name: name.clone(), cores: *cores, memory_bytes, least: *least, run_time, usage: Vec::new() })
     }
 }
 
@@ -246,6 +246,7 @@ impl TraceTable {
             memory_bytes: job.memory_bytes,
             least: self.least,
             run_time: RunTime::Measured { seconds: job.seconds, curve: curve.clone() },
+            usage: Vec::new(),
         };
         let arrivals = grouped.of_jobs.iter().zip(&jobs).map(|(&class, job)| Arrival { class, at_s: job.arrival_s });
         let arrivals = Arrivals::Recorded(arrivals.collect());

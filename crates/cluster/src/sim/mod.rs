@@ -11,6 +11,7 @@ mod policy;
 pub mod published;
 mod random;
 mod reference;
+pub mod replay;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -73,6 +74,18 @@ pub struct JobKind {
     pub least: f64,
     /// Run time by near share.
     pub run_time: RunTime,
+    /// Memory that a job uses over time, with `memory_bytes` as the limit; empty if it uses all from
+    /// beginning to end. The first step is at 0, and further ones follow in their order.
+    pub usage: Vec<UsageStep>,
+}
+
+/// Step of the memory that a job uses over time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UsageStep {
+    /// Part of the job's work that is done when the step begins, from 0 to below 1.
+    pub from: f64,
+    /// Memory that the job uses until the next step; more than 0.
+    pub memory_bytes: u64,
 }
 
 /// Cluster and jobs of a simulation.
@@ -120,12 +133,30 @@ pub enum ScenarioError {
         /// Number of the other classes of which that is true, too.
         others: usize,
     },
+    /// A use of memory over time that cannot be.
+    #[error("job class {name}: its use of memory over time {message}")]
+    Usage {
+        /// Name of the class.
+        name: String,
+        /// Mistake, in words.
+        message: String,
+    },
     /// Numbers that make no cluster.
     #[error("{0}")]
     Shape(String),
     /// No job, or arrivals that are not those of the jobs.
     #[error(transparent)]
     Arrivals(#[from] ArrivalError),
+}
+
+impl JobKind {
+    /// Returns the different amounts of memory that a job uses over time, smallest first.
+    fn amounts(&self) -> Vec<u64> {
+        let mut amounts: Vec<u64> = self.usage.iter().map(|step| step.memory_bytes).collect();
+        amounts.sort_unstable();
+        amounts.dedup();
+        amounts
+    }
 }
 
 /// Says how many other classes share a fault, in brackets.
@@ -149,22 +180,56 @@ impl Scenario {
         Ok(Cluster::new(&nodes, if policy.uses_far() { self.far_bytes } else { 0 }))
     }
 
-    /// Makes the classes as they are and as a policy believes them to be.
+    /// Makes the classes as they are and as a policy believes them to be. Those of the kinds come
+    /// first, then one for each further amount of memory that a kind uses over time.
     fn classes(&self, policy: &Policy, random: &mut SplitMix64) -> Result<[Vec<JobClass>; 2], ScenarioError> {
-        let mut real = Vec::new();
-        let mut believed = Vec::new();
+        let (mut real, mut believed) = (Vec::new(), Vec::new());
+        let (mut real_steps, mut believed_steps) = (Vec::new(), Vec::new());
         for kind in &self.kinds {
             let error = self.rules.profile_error * (2.0 * random.unit() - 1.0);
-            for (run_time, classes) in
-                [(kind.run_time.clone(), &mut real), (mistaken(&kind.run_time, error), &mut believed)]
-            {
-                let least = policy.least.unwrap_or(kind.least);
-                let floor = self.rules.floor.unwrap_or(least).min(least);
-                let class = JobClass::with_floor(kind.cores, kind.memory_bytes, least, floor, run_time);
-                classes.push(class.map_err(|error| ScenarioError::Class { name: kind.name.clone(), error })?);
+            let least = policy.least.unwrap_or(kind.least);
+            let floor = self.rules.floor.unwrap_or(least).min(least);
+            for (run_time, classes, steps) in [
+                (kind.run_time.clone(), &mut real, &mut real_steps),
+                (mistaken(&kind.run_time, error), &mut believed, &mut believed_steps),
+            ] {
+                let class = |memory_bytes: u64| {
+                    JobClass::with_floor(kind.cores, memory_bytes, least, floor, run_time.clone())
+                        .map_err(|error| ScenarioError::Class { name: kind.name.clone(), error })
+                };
+                classes.push(class(kind.memory_bytes)?);
+                for memory_bytes in kind.amounts() {
+                    steps.push(class(memory_bytes)?);
+                }
             }
         }
+        real.append(&mut real_steps);
+        believed.append(&mut believed_steps);
         Ok([real, believed])
+    }
+
+    /// Returns the steps of each kind's use, with the class of each among [`classes`](Self::classes).
+    fn steps(&self) -> Result<Vec<Vec<(f64, usize)>>, ScenarioError> {
+        let mut next = self.kinds.len();
+        let steps = |kind: &JobKind| {
+            let wrong = |message: &str| ScenarioError::Usage { name: kind.name.clone(), message: message.to_owned() };
+            let froms = || kind.usage.iter().map(|step| step.from);
+            if froms().next().is_some_and(|first| first != 0.0) {
+                return Err(wrong("begins after the job"));
+            }
+            if !froms().is_sorted_by(|a, b| a < b) || !froms().all(|from| from < 1.0) {
+                return Err(wrong("has steps that do not follow each other"));
+            }
+            if kind.usage.iter().any(|step| step.memory_bytes > kind.memory_bytes) {
+                return Err(wrong("is more than the job asked for"));
+            }
+            let amounts = kind.amounts();
+            let first = next;
+            next += amounts.len();
+            let class = |bytes: u64| first + amounts.partition_point(|&amount| amount < bytes);
+            Ok(kind.usage.iter().map(|step| (step.from, class(step.memory_bytes))).collect())
+        };
+        self.kinds.iter().map(steps).collect()
     }
 
     /// Returns the ratio of the memory to the cores that the jobs need, each as a part of what the

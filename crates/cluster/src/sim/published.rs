@@ -108,7 +108,7 @@ fn kind(class: &PublishedClass, (cores, mib): (u32, u64), profiles: Profiles) ->
             RunTime::Measured { seconds, curve }
         }
     };
-    JobKind { name: class.name.into(), cores, memory_bytes: mib * MIB, least: class.least, run_time }
+    JobKind { name: class.name.into(), cores, memory_bytes: mib * MIB, least: class.least, run_time, usage: Vec::new() }
 }
 
 /// Returns the simulated rack of the paper: 40 nodes of 48 cores and 192 GiB, of which one becomes a

@@ -61,6 +61,10 @@ pub struct RunFigures {
     pub far_peak_bytes: f64,
     /// Divisions of near memory.
     pub splits: f64,
+    /// Evictions of jobs for whose neighbours' growth there was no room.
+    pub evictions: f64,
+    /// Work of evicted jobs that was lost, in seconds at full speed.
+    pub lost_s: f64,
 }
 
 /// Runs a simulator with `trials` seeds, the first of which is `seed`, and returns the figures of
@@ -128,6 +132,8 @@ impl RunFigures {
             slowdown_p99: percentile(records.iter().map(slowdown), 0.99, values),
             far_peak_bytes: run.far_peak_bytes as f64,
             splits: run.splits as f64,
+            evictions: run.evictions as f64,
+            lost_s: run.lost_s,
         }
     }
 }

@@ -23,7 +23,19 @@ fn random_scenario(random: &mut fastrand::Rng) -> Scenario {
         scenario.rules.link_bytes_per_s = random.bool().then_some(1e9);
         scenario.rules.profile_error = if random.bool() { 0.2 } else { 0.0 };
     }
+    if random.bool() {
+        scenario.kinds.iter_mut().for_each(|kind| kind.usage = random_usage(random, kind.memory_bytes));
+    }
     scenario
+}
+
+fn random_usage(random: &mut fastrand::Rng, memory_bytes: u64) -> Vec<UsageStep> {
+    let count = 1 + random.u32(..8);
+    let step = |index| UsageStep {
+        from: f64::from(index) / f64::from(count),
+        memory_bytes: (memory_bytes / 8 * random.u64(1..=8)).max(1),
+    };
+    (0..count).map(step).collect()
 }
 
 const POLICIES: [&str; 7] = ["near", "near+long", "uniform:0.75", "uniform:0.95", "variable", "memory-time", "worth"];
@@ -96,7 +108,8 @@ fn one_job_more_than_fits_takes_the_time_of_its_share() {
     let line = |near, slowdown| Point { near, slowdown };
     let curve = Curve::through(&[line(0.5, 2.0), line(1.0, 1.0)]).unwrap();
     let run_time = RunTime::Measured { seconds: 300.0, curve };
-    scenario.kinds = vec![JobKind { name: "job".into(), cores: 1, memory_bytes: 60, least: 0.5, run_time }];
+    scenario.kinds =
+        vec![JobKind { name: "job".into(), cores: 1, memory_bytes: 60, least: 0.5, run_time, usage: Vec::new() }];
     scenario.counts = vec![2];
     scenario.arrivals = Arrivals::Recorded([0.0, 30.0].map(|at_s| Arrival { class: 0, at_s }).to_vec());
     (scenario.nodes, scenario.memory_servers, scenario.far_bytes) = (1, 0, 20);
@@ -114,6 +127,76 @@ fn one_job_more_than_fits_takes_the_time_of_its_share() {
     // The second starts when the first ends, if nothing may be far.
     scenario.far_bytes = 19;
     assert_eq!(makespan_s(&scenario), 600.0);
+}
+
+/// Arrival, memory that is asked for, and steps of the use.
+type UsingJob<'a> = (f64, u64, &'a [(f64, u64)]);
+
+/// Jobs on one node of 100 bytes without far memory. Each asks for some bytes, runs for 100 s, and
+/// uses what its steps say.
+fn jobs_that_use(jobs: &[UsingJob<'_>]) -> Scenario {
+    let mut scenario = testbed(Rules::default_rules(), Profiles::Lines);
+    let curve = Curve::through(&[Point { near: 0.5, slowdown: 2.0 }, Point { near: 1.0, slowdown: 1.0 }]).unwrap();
+    let kind = |&(_, memory_bytes, steps): &UsingJob<'_>| JobKind {
+        name: "job".into(),
+        cores: 1,
+        memory_bytes,
+        least: 0.5,
+        run_time: RunTime::Measured { seconds: 100.0, curve: curve.clone() },
+        usage: steps.iter().map(|&(from, memory_bytes)| UsageStep { from, memory_bytes }).collect(),
+    };
+    scenario.kinds = jobs.iter().map(kind).collect();
+    scenario.counts = vec![1; jobs.len()];
+    let arrivals = jobs.iter().enumerate().map(|(class, job)| Arrival { class, at_s: job.0 });
+    scenario.arrivals = Arrivals::Recorded(arrivals.collect());
+    (scenario.nodes, scenario.memory_servers, scenario.far_bytes) = (1, 0, 0);
+    scenario.shape.memory_bytes = 100;
+    scenario
+}
+
+#[test]
+fn jobs_are_placed_by_what_they_ask_for_and_count_with_what_they_use() {
+    let ends = |scenario: &Scenario, policy| {
+        let mut simulator = Simulator::new(scenario, policy).unwrap();
+        let run = simulator.run(1).unwrap();
+        let ends: Vec<f64> = simulator.records().iter().map(|job| job.end_s.round()).collect();
+        (ends, run.evictions, run.lost_s.round())
+    };
+    // The second asks for 60 and finds 80 free, because the first uses 20 of its 60.
+    let shared = jobs_that_use(&[(0.0, 60, &[(0.0, 20)]), (10.0, 60, &[(0.0, 60)])]);
+    assert_eq!(ends(&shared, Policy::NEAR), (vec![100.0, 110.0], 0, 0.0));
+    let by_request = jobs_that_use(&[(0.0, 60, &[]), (10.0, 60, &[])]);
+    assert_eq!(ends(&by_request, Policy::NEAR), (vec![100.0, 200.0], 0, 0.0));
+    // The first grows at 50 s, when the second has worked for 40 s; it starts again at 100 s.
+    let grown = jobs_that_use(&[(0.0, 60, &[(0.0, 20), (0.5, 60)]), (10.0, 60, &[(0.0, 60)])]);
+    assert_eq!(ends(&grown, Policy::NEAR), (vec![100.0, 200.0], 1, 40.0));
+    // The pool takes the growth: both have 5/6 of their memory near until the first ends.
+    let far = Scenario { far_bytes: 20, ..grown.clone() };
+    assert_eq!(ends(&far, Policy::VARIABLE), (vec![117.0, 127.0], 0, 0.0));
+    // The later one grows, and leaves itself.
+    let later = jobs_that_use(&[(0.0, 60, &[(0.0, 40)]), (10.0, 60, &[(0.0, 50), (0.5, 60)])]);
+    assert_eq!(ends(&later, Policy::NEAR), (vec![100.0, 110.0], 0, 0.0), "all fits");
+    let later = jobs_that_use(&[(0.0, 60, &[(0.0, 30), (0.2, 41)]), (10.0, 60, &[(0.0, 50), (0.5, 60)])]);
+    assert_eq!(ends(&later, Policy::NEAR), (vec![100.0, 200.0], 1, 50.0));
+    // A fall of the use makes room.
+    let fallen = jobs_that_use(&[(0.0, 60, &[(0.0, 60), (0.5, 20)]), (10.0, 60, &[(0.0, 60)])]);
+    assert_eq!(ends(&fallen, Policy::NEAR), (vec![100.0, 150.0], 0, 0.0));
+}
+
+#[test]
+fn a_use_that_cannot_be_is_refused() {
+    let check = |memory_bytes, steps: &[(f64, u64)], complaint: &str| {
+        let scenario = jobs_that_use(&[(0.0, memory_bytes, steps)]);
+        let error = Simulator::new(&scenario, Policy::NEAR).expect_err(complaint).to_string();
+        assert!(error.contains(complaint), "{error}");
+    };
+    check(60, &[(0.1, 20)], "begins after");
+    check(60, &[(0.0, 20), (0.5, 30), (0.5, 20)], "follow each other");
+    check(60, &[(0.0, 20), (f64::NAN, 30)], "follow each other");
+    check(60, &[(0.0, 20), (1.0, 30)], "follow each other");
+    check(60, &[(0.0, 61)], "more than the job asked");
+    check(60, &[(0.0, 0)], "needs memory");
+    check(101, &[(0.0, 20)], "fits on no node");
 }
 
 #[test]

@@ -37,13 +37,13 @@ const SHOWN_MAX: usize = 40;
 
 /// Column that was found, and the unit of its numbers.
 #[derive(Clone, Copy)]
-struct TraceColumn {
+pub(super) struct TraceColumn {
     place: usize,
     unit: f64,
 }
 
 impl TraceColumn {
-    fn of(header: &[&str], names: &[(&str, f64)]) -> Option<TraceColumn> {
+    pub(super) fn of(header: &[&str], names: &[(&str, f64)]) -> Option<TraceColumn> {
         let mut columns = header.iter().enumerate();
         columns.find_map(|(place, cell)| {
             let (_, unit) = names.iter().find(|(name, _)| name == cell)?;
@@ -57,8 +57,13 @@ impl TraceColumn {
         TraceColumn::of(header, names).ok_or_else(missing)
     }
 
+    /// Returns the cell of this column.
+    pub(super) fn cell<'a>(self, cells: &[&'a str]) -> &'a str {
+        cells[self.place]
+    }
+
     /// Reads a number of at least 0.
-    fn number(self, cells: &[&str]) -> Result<f64, String> {
+    pub(super) fn number(self, cells: &[&str]) -> Result<f64, String> {
         let cell = cells[self.place];
         let number = cell.parse::<f64>().ok().filter(|number| *number >= 0.0 && number.is_finite());
         let shown: String = cell.chars().take(SHOWN_MAX).collect();

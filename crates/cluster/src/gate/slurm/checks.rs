@@ -88,6 +88,7 @@ impl ClusterFacts {
             self.limits(),
             self.accounting(),
             self.requeue(),
+            self.requeue_hold(),
         ]
     }
 
@@ -276,14 +277,37 @@ impl ClusterFacts {
         }
     }
 
+    fn has_exit_code(&self, setting: &str, code: u8) -> bool {
+        self.setting(setting).is_some_and(|list| setup::has_exit_code(list, &code.to_string()))
+    }
+
     fn requeue(&self) -> ClusterFinding {
-        let (check, code) = ("requeue", setup::REQUEUE_EXIT.to_string());
-        match self.has_item("RequeueExit", &code) && self.setting("JobRequeue") != Some("0") {
+        let (check, code) = ("requeue", setup::REQUEUE_EXIT);
+        match self.has_exit_code("RequeueExit", code) && self.setting("JobRequeue") != Some("0") {
             true => fine(check, format!("jobs that lose their memory server ({code}) start again")),
             false => weak(
                 check,
                 format!("jobs that lose their memory server end with {code} and stay ended"),
                 format!("RequeueExit={code}, and JobRequeue=1"),
+            ),
+        }
+    }
+
+    fn requeue_hold(&self) -> ClusterFinding {
+        let (check, code) = ("requeue and hold", setup::HOLD_EXIT);
+        if self.has_exit_code("RequeueExit", code) {
+            return weak(
+                check,
+                format!("RequeueExit has {code}: on a node without an agent, jobs start again without end"),
+                format!("move {code} to RequeueExitHold"),
+            );
+        }
+        match self.has_exit_code("RequeueExitHold", code) {
+            true => fine(check, format!("jobs on a node without an agent ({code}) are held until they are released")),
+            false => weak(
+                check,
+                format!("jobs on a node without an agent end with {code} and are lost"),
+                format!("RequeueExitHold={code}: farfield cluster init writes it; scontrol release JOB goes on"),
             ),
         }
     }
@@ -318,6 +342,7 @@ mod tests {
         ClusterFacts {
             config: "Configuration data as of x\nJobAcctGatherParams     = (null)\nJobRequeue              = 1\n\
                      JobSubmitPlugins        = lua\nRequeueExit             = 93\n\
+                     RequeueExitHold         = 97\n\
                      SelectTypeParameters    = CR_CPU_MEMORY\nSlurmUser               = slurm(64030)\n\
                      SLURM_VERSION           = 22.05.8\nTaskPlugin              = task/none\n"
                 .into(),
@@ -373,6 +398,9 @@ mod tests {
         check(&config("(null)", "OverMemoryKill"), "accounting", Broken);
         check(&config("RequeueExit             = 93", "RequeueExit = 9"), "requeue", Weak);
         check(&config("JobRequeue              = 1", "JobRequeue = 0"), "requeue", Weak);
+        check(&config("RequeueExitHold         = 97", "RequeueExitHold = (null)"), "requeue and hold", Weak);
+        check(&config("RequeueExitHold         = 97", "RequeueExitHold = 9"), "requeue and hold", Weak);
+        check(&config("RequeueExit             = 93", "RequeueExit = 93-97"), "requeue and hold", Weak);
         check(&config("22.05.8", "23.11.4"), "versions", Weak);
         check(&|facts| facts.licenses = facts.licenses.replace("farmem", "other"), "pool", Broken);
         check(&|facts| facts.licenses = facts.licenses.replace("farfield_gate", "other"), "gate", Broken);

@@ -9,6 +9,9 @@ pub const SCRIPT: &str = "farfield.lua";
 pub const JOB_SUBMIT: &str = "job_submit.lua";
 /// Exit code of a job whose memory server was lost, on which Slurm starts it again.
 pub const REQUEUE_EXIT: u8 = 93;
+/// Exit code of a job that was not started, because its node has no agent or its options are wrong.
+/// Slurm queues it again and holds it until an operator has looked and releases it.
+pub const HOLD_EXIT: u8 = 97;
 /// Comments around our lines of `slurm.conf`.
 const BEGIN: &str = "# BEGIN of lines by `farfield cluster init`, which overwrites changes.";
 const END: &str = "# END of lines by `farfield cluster init`.";
@@ -82,6 +85,7 @@ impl ClusterSetup {
             ("Licenses", vec![format!("{POOL_LICENSE}:{}", self.pool_mib), format!("{GATE_LICENSE}:1")]),
             ("JobSubmitPlugins", vec!["lua".to_owned()]),
             ("RequeueExit", vec![REQUEUE_EXIT.to_string()]),
+            ("RequeueExitHold", vec![HOLD_EXIT.to_string()]),
         ];
         for (name, values) in wanted {
             let Some(line) = value_of(&sites, name) else {
@@ -89,7 +93,8 @@ impl ClusterSetup {
                 continue;
             };
             let has: Vec<&str> = line.split(',').map(str::trim).collect();
-            if values.iter().all(|value| has.contains(&value.as_str())) {
+            let is_there = |value: &String| has.contains(&value.as_str()) || has_exit_code(line, value);
+            if values.iter().all(is_there) {
                 continue;
             }
             let key = |value: &str| value.split(':').next().map(str::to_owned);
@@ -157,6 +162,16 @@ pub fn job_submit(existing: Option<&str>, script: &str) -> Result<Option<String>
     }
 }
 
+/// Tells whether a list of exit codes, with ranges like `10-12`, has this one.
+pub(super) fn has_exit_code(list: &str, code: &str) -> bool {
+    let Ok(code) = code.parse::<u8>() else { return false };
+    list.split(',').any(|item| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let bounds = (first.trim().parse::<u8>(), last.trim().parse::<u8>());
+        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&code))
+    })
+}
+
 /// Returns the value of a line of `slurm.conf`, whose names are written in any case.
 fn value_of<'a>(slurm_conf: &'a str, name: &str) -> Option<&'a str> {
     slurm_conf.lines().find_map(|line| {
@@ -180,7 +195,7 @@ mod tests {
         let conf = setup().conf("ClusterName=x\n#Licenses=a:1").unwrap();
         let expected = format!(
             "ClusterName=x\n#Licenses=a:1\n{BEGIN}\nLicenses=farmem:4096,farfield_gate:1\nJobSubmitPlugins=lua\n\
-             RequeueExit=93\nPartitionName=far Nodes=n[1-3] State=UP\n{END}\n"
+             RequeueExit=93\nRequeueExitHold=97\nPartitionName=far Nodes=n[1-3] State=UP\n{END}\n"
         );
         assert_eq!(conf, expected);
         assert_eq!(setup().conf(&conf).unwrap(), conf);
@@ -188,11 +203,25 @@ mod tests {
         let grown = larger.conf(&(conf + "Last=1\n")).unwrap();
         assert!(grown.starts_with("ClusterName=x\n#Licenses=a:1\nLast=1\n# BEGIN") && grown.contains("farmem:8192"));
         assert!(!grown.contains("farmem:4096") && !grown.contains("PartitionName"), "{grown}");
-        let conf = "licenses = matlab:2,farmem:1\nJobSubmitPlugins=lua\nRequeueExit=7";
+        let conf = "licenses = matlab:2,farmem:1\nJobSubmitPlugins=lua\nRequeueExit=7\nRequeueExitHold=90-95,99";
         let SetupError::Conflict(lines) = setup().conf(conf).unwrap_err() else { panic!() };
-        assert_eq!(lines, ["Licenses=matlab:2,farmem:4096,farfield_gate:1", "RequeueExit=7,93"]);
+        let expected =
+            ["Licenses=matlab:2,farmem:4096,farfield_gate:1", "RequeueExit=7,93", "RequeueExitHold=90-95,99,97"];
+        assert_eq!(lines, expected);
+        let ranges = setup().conf("RequeueExit=90-95\nRequeueExitHold=7,96-98").unwrap();
+        assert_eq!(ranges.matches("RequeueExit").count(), 2, "both codes are there: {ranges}");
         let mended = setup().conf(&lines.join("\n")).unwrap();
         assert!(mended.contains("# BEGIN") && mended.contains("JobSubmitPlugins=lua\nPartitionName"), "{mended}");
+    }
+
+    #[test]
+    fn exit_codes_are_found_in_lists_and_ranges() {
+        let has = |list, code| has_exit_code(list, code);
+        assert!(has("97", "97") && has("1, 97", "97") && has("96-98", "97") && has("97-97", "97"));
+        for list in ["", "9", "197", "98-96", "96-", "-97", "a-b", "97-300"] {
+            assert!(!has(list, "97"), "{list}");
+        }
+        assert!(!has("lua", "lua"), "no number");
     }
 
     #[test]

@@ -101,6 +101,12 @@ impl Cluster {
         })
     }
 
+    /// Tells whether a job fits on this node, near or partly far.
+    pub fn fits_on(&self, node: usize, class: &JobClass) -> bool {
+        let (node, free) = (&self.nodes[node], self.far_bytes.saturating_sub(self.far_used_bytes));
+        node.fits_near(class) || (free > 0 && node.fits_far(class, free))
+    }
+
     fn position(&self, first: usize, fits: impl Fn(&NodeClaims) -> bool) -> Option<usize> {
         let (before, after) = self.nodes.split_at(first);
         let found = after.iter().position(&fits).map(|index| first + index);
@@ -268,6 +274,8 @@ mod tests {
             for _ in 0..300 {
                 if random.bool() {
                     let job = class(1 + random.u32(..3), 1 + random.u64(..120), 0.3 + 0.7 * random.f64());
+                    let fits = (0..cluster.nodes()).any(|node| cluster.fits_on(node, &job));
+                    assert_eq!(cluster.find(&job, 0).is_some(), fits, "seed {seed}");
                     if let Some(node) = cluster.find(&job, random.usize(..cluster.nodes())) {
                         cluster.admit(node, &job);
                         running.push((node, job));

@@ -123,6 +123,25 @@ pub enum GateWait {
     Never,
 }
 
+impl GateWait {
+    /// Names of all reasons, in the order of the variants.
+    pub const NAMES: [&'static str; 8] = ["held", "starting", "pool", "turn", "cores", "near", "far", "never"];
+
+    /// Returns the name of the reason, without its amounts.
+    pub fn name(&self) -> &'static str {
+        Self::NAMES[match self {
+            GateWait::Held => 0,
+            GateWait::Starting => 1,
+            GateWait::Pool => 2,
+            GateWait::Turn => 3,
+            GateWait::Cores => 4,
+            GateWait::Near { .. } => 5,
+            GateWait::Far { .. } => 6,
+            GateWait::Never => 7,
+        }]
+    }
+}
+
 /// Change of the scheduler's books, or a reason for none. Jobs and nodes are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateDecision {
