@@ -2,8 +2,9 @@
 //!
 //! Each makes its call without a trap where that is possible, and goes on to the C library's function
 //! where it is not ([`farfield_pager::inside::direct_calls`]). For the program nothing else differs:
-//! `errno`, points of cancellation, and what signals do are those of the C library. Calls that the C
-//! library makes by itself (in `fread`, for example) do not come here.
+//! `errno`, points of cancellation, what signals do, and the system call itself (filters of the program
+//! see it) are those of the C library. Calls that the C library makes by itself (in `fread`, for
+//! example) do not come here, nor functions whose system call differs between its versions (`fstat`).
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -269,10 +270,6 @@ interpose! {
     lstat64(path: *const c_char, answer: *mut libc::stat) -> c_int =
         SYS_newfstatat(libc::AT_FDCWD, path, answer, LINK), Path,
         |buffers| add_path(&mut buffers, path, answer.cast(), STAT_BYTES);
-    fstat(fd: c_int, answer: *mut libc::stat) -> c_int =
-        SYS_fstat(fd, answer), Path, |buffers| buffers.add(answer as usize, STAT_BYTES);
-    fstat64(fd: c_int, answer: *mut libc::stat) -> c_int =
-        SYS_fstat(fd, answer), Path, |buffers| buffers.add(answer as usize, STAT_BYTES);
     fstatat(directory: c_int, path: *const c_char, answer: *mut libc::stat, flags: c_int) -> c_int =
         SYS_newfstatat(directory, path, answer, flags), Path,
         |buffers| add_path(&mut buffers, path, answer.cast(), STAT_BYTES);
