@@ -15,6 +15,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/cluster/speed.toml"),
         include_str!("../experiments/cluster/table42.toml"),
         include_str!("../experiments/cluster/traces.toml"),
+        include_str!("../experiments/gc/build.toml"),
+        include_str!("../experiments/gc/cache.toml"),
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/graph.toml"),
         include_str!("../experiments/gc/marking.toml"),

@@ -92,6 +92,8 @@ const WORKLOADS: &[Workload] = &[
     rust("replace", "replace", "object"),
     rust("moves", "collect", "collection"),
     rust("graph-store", "all", "edge"),
+    rust("build", "edits", "edit"),
+    rust("gc-cache", "request", "request"),
     rust("share-deref", "access", "dereference"),
     rust("share-read", "get", "get"),
     rust("share-lock", "lock", "holding"),

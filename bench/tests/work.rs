@@ -68,15 +68,22 @@ fn pointers() {
 
 #[test]
 fn collected_objects() {
-    let near = ["--near", "3145728", "--pool", "ram:"];
     for words in [
         &["follow", "--data-mib", "8", "--ops", "20000"][..],
         &["follow", "--data-mib", "4", "--ops", "20000", "--set-kib", "16"],
         &["trees", "--data-mib", "10", "--ops", "100"],
         &["graph-store", "--data-mib", "2", "--ops", "3000"],
+        &["build", "--data-mib", "5", "--ops", "520"],
+        &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"],
     ] {
-        assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
+        check_collected(words);
     }
+}
+
+/// With std's types, and in a collected heap.
+fn check_collected(words: &[&str]) {
+    let near = ["--near", "3145728", "--pool", "ram:"];
+    assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
 }
 
 #[test]
@@ -161,6 +168,8 @@ fn real_data() {
     ] {
         check(workload, phase, 2, &["--data-mib", "4", "--ops", "20000", "--real", "1"]);
     }
+    check_collected(&["build", "--data-mib", "4", "--ops", "70", "--real", "1"]);
+    check_collected(&["gc-cache", "--data-mib", "8", "--ops", "8000", "--real", "1"]);
 }
 
 #[test]

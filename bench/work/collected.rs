@@ -27,10 +27,15 @@ fn order(count: u64, seed: u64) -> Vec<u32> {
     order
 }
 
+/// Returns the far limit of a collected heap for so much that lives, in bytes.
+pub(crate) fn far_limit(live_bytes: u64) -> u64 {
+    (live_bytes * LIMIT_PERCENT / 100).max(8 << 20)
+}
+
 /// A collected heap for so much that lives, if the data is to be in one.
 pub(crate) fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
     let Some(heap) = options.heap(0)? else { return Ok(None) };
-    let builder = GcHeap::in_heap(&heap).limit((live_bytes * LIMIT_PERCENT / 100).max(8 << 20));
+    let builder = GcHeap::in_heap(&heap).limit(far_limit(live_bytes));
     let gc = builder.far_tracing(tracing).build()?;
     Ok(Some((heap, gc)))
 }

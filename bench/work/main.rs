@@ -2,6 +2,7 @@
 //! does the same with it, so that contenders differ in nothing else. Prints one JSON line, as the C workloads do.
 
 mod apps;
+mod build_engine;
 mod cache;
 mod collected;
 mod compute;
@@ -10,6 +11,7 @@ mod course;
 mod deref;
 mod entry;
 mod frame;
+mod gc_cache;
 mod graph;
 mod graph_store;
 mod hash;
@@ -227,6 +229,10 @@ enum Workload {
     Moves,
     /// A store of a graph, filled, changed and asked.
     GraphStore,
+    /// Tables of words of texts, which are edited.
+    Build,
+    /// Requests to a cache that evicts within a limit.
+    GcCache,
     /// Small objects behind owners of shared memory.
     ShareDeref,
     /// Objects of another node, read one at a time.
@@ -381,6 +387,8 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Replace => collected::run_replace(options),
         Workload::Moves => collected::run_moves(options),
         Workload::GraphStore => graph_store::run(options),
+        Workload::Build => build_engine::run(options),
+        Workload::GcCache => gc_cache::run(options),
         Workload::ShareDeref => shared::run_deref(options),
         Workload::ShareRead => shared::run_read(options),
         Workload::ShareLock => shared::run_lock(options),

@@ -42,7 +42,9 @@ struct Contents {
 }
 
 /// What an entry costs beside its key and its data, about.
-const ENTRY_BYTES: i64 = 84;
+pub(crate) const ENTRY_BYTES: i64 = 84;
+/// What nodes of the map and of the log take at most that a change makes beside the record.
+const NODE_BYTES: usize = 4096;
 /// Keys that the hand takes from the log before it trims it.
 const TURNS: u64 = 64;
 
@@ -78,6 +80,8 @@ impl From<GcError> for Failure {
 pub(crate) struct Limits {
     /// Bytes of keys and values, and what goes with them.
     pub(crate) capacity: u64,
+    /// Bytes of far memory, garbage included. It lies there until it is collected.
+    pub(crate) far: u64,
     /// The largest value.
     pub(crate) value_max: usize,
     /// Without room: evict, or refuse.
@@ -86,8 +90,8 @@ pub(crate) struct Limits {
 
 /// Keys and records of many clients.
 pub(crate) struct Cache {
-    heap: Heap,
-    gc: GcHeap,
+    pub(crate) heap: Heap,
+    pub(crate) gc: GcHeap,
     contents: Root<Contents>,
     pub(crate) limits: Limits,
     times: Times,
@@ -103,8 +107,7 @@ impl Cache {
         limits: Limits,
         clock: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Result<Cache, Box<dyn std::error::Error>> {
-        // Twice as much as may be in use: what is garbage lies there until it is collected.
-        let gc = GcHeap::in_heap(&heap).limit(2 * limits.capacity + (8 << 20)).build()?;
+        let gc = GcHeap::in_heap(&heap).limit(limits.far).build()?;
         let contents = gc.enter().with_room(|m| {
             let contents = m.alloc(Contents { map: TrieMap::new(), keys: AppendLog::new() })?;
             Ok(m.root(contents))
@@ -245,6 +248,8 @@ impl Cache {
         let expires = self.times.deadline(expires).unwrap_or(1);
         let mut m = self.gc.enter();
         let put = |m: &mut Mutator<'_>| {
+            // So that no attempt ends after the key was put into the log, and another one puts it there again.
+            m.safepoint_for(key.len() + data.len() + NODE_BYTES)?;
             self.change(m, key, cas, |old, cas| {
                 let (expires, flags, data) = match (verb, &old) {
                     (Verb::Set, _) | (Verb::Add, None) | (Verb::Replace, Some(_)) => (expires, flags, data.to_vec()),
@@ -303,8 +308,10 @@ impl Cache {
         loop {
             let Some(entry) = contents.map.entry(m, &key)? else { return Ok(false) };
             let Some(stored) = entry.value(m)? else { return Ok(false) };
-            if !self.is_gone(&stored, self.times.now()) && stored.used.swap(0) != 0 {
+            if !self.is_gone(&stored, self.times.now()) && stored.used.get() != 0 {
                 contents.keys.push(m, key)?;
+                // Not before, as an attempt that needs a safepoint is made again.
+                stored.used.set(0);
                 return Ok(false);
             }
             let bytes = stored.data.load(m)?.map_or(0, |data| data.len());
@@ -378,6 +385,13 @@ impl Cache {
     }
 }
 
+/// A cache of little near memory, for tests.
+#[cfg(test)]
+pub(crate) fn trial_cache(capacity: u64, evict: bool, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Cache {
+    let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
+    Cache::new(heap, Limits { capacity, far: 2 * capacity + (8 << 20), value_max: 100_000, evict }, clock).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     //! Danger: an eviction of what is used all the time.
@@ -385,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_record_that_is_used_stays_while_others_come_and_go() {
-        let cache = crate::trial_cache(400_000, true, || 1);
+        let cache = trial_cache(400_000, true, || 1);
         let set = |key: &str| cache.store(Verb::Set, key.as_bytes(), 0, 0, &[7; 5000], 0).unwrap();
         let has = |key: &str| cache.get(key.as_bytes(), |record| assert_eq!(record.data, [7; 5000])).unwrap();
         ["hot", "warm", "cold"].iter().for_each(|key| assert!(matches!(set(key), Outcome::Done(_))));

@@ -27,6 +27,8 @@ mod text;
 #[path = "../../../farfield/examples/memcached/times.rs"]
 mod times;
 
+#[cfg(test)]
+use cache::trial_cache;
 use cache::{Cache, Limits};
 use farfield::Heap;
 use std::net::TcpListener;
@@ -62,18 +64,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for pool in pools {
         builder = builder.pool(pool);
     }
-    let limits = Limits { capacity: capacity << 20, value_max: value_max << 10, evict };
+    let capacity = capacity << 20;
+    let limits = Limits { capacity, far: 2 * capacity + (8 << 20), value_max: value_max << 10, evict };
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let cache = Arc::new(Cache::new(builder.build()?, limits, clock)?);
     let listener = TcpListener::bind(&listen)?;
     println!("listening on {}", listener.local_addr()?);
     connections::accept(&listener, &cache);
     Ok(())
-}
-
-/// A cache of little near memory, for tests.
-#[cfg(test)]
-fn trial_cache(capacity: u64, evict: bool, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Cache {
-    let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
-    Cache::new(heap, Limits { capacity, value_max: 100_000, evict }, clock).unwrap()
 }

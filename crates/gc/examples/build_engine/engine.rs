@@ -1,22 +1,11 @@
-//! An incremental build engine whose graph is far.
-//!
-//! Texts belong to chapters, and chapters to a book. Each text has a task that counts its words, each
-//! chapter one that adds these tables up, and the book one more. When a text is edited, only what
-//! depends on it is computed again, and nothing above a table that has not changed. Tasks refer to
-//! each other in both directions. No task says when its values can be dropped, and none is told that
-//! it is far: values that were replaced, and texts that were removed with their tasks, are collected.
-//!
-//! ```sh
-//! cargo run --release -p farfield-gc --example build_engine -- [EDITS] [POOL]
-//! ```
+//! The engine: the graph of tasks in a collected heap, and what brings it up to date.
 
-use farfield::{BuildError, Heap};
-use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
+use farfield_gc::{Atom, Bytes, FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root, WeakRef};
 use std::collections::BTreeMap;
 
 /// Task of the graph, with the value that it has computed last.
 #[derive(FarObject)]
-struct Task {
+pub(crate) struct Task {
     key: u64,
     /// Revision in which the value has changed last.
     changed: Atom<u64>,
@@ -49,25 +38,27 @@ impl Task {
 
 /// Sizes of a graph, in tasks and bytes.
 #[derive(Clone, Copy)]
-struct Shape {
-    chapters: usize,
-    texts: usize,
-    text_bytes: usize,
+pub(crate) struct Shape {
+    pub(crate) chapters: usize,
+    /// Texts of each chapter.
+    pub(crate) texts: usize,
+    pub(crate) text_bytes: usize,
 }
 
 /// Engine: its root is the only thing that it keeps outside of the heap.
-struct Engine<'gc> {
+pub(crate) struct Engine<'gc> {
     m: Mutator<'gc>,
     book: Root<Task>,
     shape: Shape,
     revision: u64,
-    computed: u64,
+    /// Tasks that were computed.
+    pub(crate) computed: u64,
 }
 
 /// Table of words and how often each occurs, as tasks keep it.
-type Table = BTreeMap<Vec<u8>, u32>;
+pub(crate) type Table = BTreeMap<Vec<u8>, u32>;
 
-fn encode(table: &Table) -> Vec<u8> {
+pub(crate) fn encode(table: &Table) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (word, count) in table {
         bytes.push(word.len() as u8);
@@ -77,7 +68,7 @@ fn encode(table: &Table) -> Vec<u8> {
     bytes
 }
 
-fn add_table(table: &mut Table, mut bytes: &[u8]) {
+pub(crate) fn add_table(table: &mut Table, mut bytes: &[u8]) {
     while let Some((len, rest)) = bytes.split_first() {
         let (word, rest) = rest.split_at(usize::from(*len));
         let (count, rest) = rest.split_at(4);
@@ -86,16 +77,23 @@ fn add_table(table: &mut Table, mut bytes: &[u8]) {
     }
 }
 
-fn count_words(text: &[u8]) -> Table {
+pub(crate) fn count_words(text: &[u8]) -> Table {
     let mut table = Table::new();
-    for word in text.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
+    for word in words(text) {
         *table.entry(word.to_vec()).or_default() += 1;
     }
     table
 }
 
+/// Returns the words of a text. One of more than 255 bytes counts as several, because a table has a
+/// byte for the length.
+pub(crate) fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let words = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    words.flat_map(|word| word.chunks(usize::from(u8::MAX)))
+}
+
 /// Makes the text of this number. Texts of the same number are the same.
-fn text_of(number: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn text_of(number: u64, bytes: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut text = Vec::with_capacity(bytes);
     while text.len() + 8 < bytes {
@@ -113,7 +111,7 @@ fn nothing() -> GcError {
 
 impl<'gc> Engine<'gc> {
     /// Makes a book of chapters without texts.
-    fn new(gc: &'gc GcHeap, shape: Shape) -> Result<Engine<'gc>, GcError> {
+    pub(crate) fn new(gc: &'gc GcHeap, shape: Shape) -> Result<Engine<'gc>, GcError> {
         let m = gc.enter();
         let book = m.root(m.alloc(Task::new(0))?);
         {
@@ -140,7 +138,7 @@ impl<'gc> Engine<'gc> {
     }
 
     /// Puts a text in place, with a new task. The task that was there is unreachable.
-    fn replace(&mut self, chapter: usize, text: usize, source: &[u8]) -> Result<(), GcError> {
+    pub(crate) fn replace(&mut self, chapter: usize, text: usize, source: &[u8]) -> Result<(), GcError> {
         self.m.safepoint_for(source.len() + 512)?;
         self.revision += 1;
         let (m, chapter) = (&self.m, self.chapter(chapter)?);
@@ -159,7 +157,7 @@ impl<'gc> Engine<'gc> {
     }
 
     /// Changes a text in place.
-    fn edit(&mut self, chapter: usize, text: usize, source: &[u8]) -> Result<(), GcError> {
+    pub(crate) fn edit(&mut self, chapter: usize, text: usize, source: &[u8]) -> Result<(), GcError> {
         self.m.safepoint_for(source.len() + 64)?;
         self.revision += 1;
         let m = &self.m;
@@ -239,7 +237,7 @@ impl<'gc> Engine<'gc> {
     }
 
     /// Brings the whole graph up to date, and returns the table of the book.
-    fn build(&mut self) -> Result<Table, GcError> {
+    pub(crate) fn build(&mut self) -> Result<Table, GcError> {
         if self.m.get(&self.book)?.verified.get() == 0 {
             let mut table = Table::new();
             for chapter in 0..self.shape.chapters {
@@ -257,7 +255,7 @@ impl<'gc> Engine<'gc> {
     }
 
     /// Returns the keys of the tasks that were computed before this text's, as far as they exist.
-    fn neighbours(&mut self, chapter: usize, text: usize) -> Result<Vec<u64>, GcError> {
+    pub(crate) fn neighbours(&mut self, chapter: usize, text: usize) -> Result<Vec<u64>, GcError> {
         self.m.safepoint()?;
         let m = &self.m;
         let texts = self.chapter(chapter)?.deps.load(m)?.ok_or_else(nothing)?;
@@ -269,107 +267,4 @@ impl<'gc> Engine<'gc> {
         }
         Ok(keys)
     }
-}
-
-/// Result of a run.
-struct Outcome {
-    computed: u64,
-    stats: GcStats,
-    near_bytes: u64,
-    misses: u64,
-}
-
-/// Fills a book, edits it, and compares it with one that is computed anew from its texts.
-fn run(heap: &Heap, gc: &GcHeap, shape: Shape, edits: u64) -> Result<Outcome, GcError> {
-    let mut engine = Engine::new(gc, shape)?;
-    let mut texts = vec![vec![0; shape.texts]; shape.chapters];
-    for (chapter, numbers) in texts.iter_mut().enumerate() {
-        for (text, number) in numbers.iter_mut().enumerate() {
-            *number = (chapter * shape.texts + text) as u64;
-            engine.replace(chapter, text, &text_of(*number, shape.text_bytes))?;
-        }
-    }
-    engine.build()?;
-    let mut random = 88_172_645_463_325_252u64;
-    for edit in 0..edits {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let (chapter, text) = (random as usize % shape.chapters, (random >> 20) as usize % shape.texts);
-        let number = &mut texts[chapter][text];
-        // One in four edits changes nothing that counts.
-        if edit % 4 != 0 {
-            *number += 1_000_000;
-        }
-        let source = text_of(*number, shape.text_bytes);
-        if edit % 3 == 0 {
-            engine.replace(chapter, text, &source)?;
-        } else {
-            engine.edit(chapter, text, &source)?;
-        }
-        if edit % 50 == 0 {
-            engine.build()?;
-        }
-    }
-    let built = engine.build()?;
-    let mut expected = Table::new();
-    for number in texts.iter().flatten() {
-        let table = count_words(&text_of(*number, shape.text_bytes));
-        table.into_iter().for_each(|(word, count)| *expected.entry(word).or_default() += count);
-    }
-    assert_eq!(built, expected, "the incremental result is that of a full build");
-    let last = shape.texts - 1;
-    assert_eq!(engine.neighbours(0, last)?[0], last as u64);
-    let far = heap.stats();
-    Ok(Outcome { computed: engine.computed, stats: gc.stats(), near_bytes: far.near_bytes, misses: far.misses })
-}
-
-fn heap(near: u64, pool: Option<&str>) -> Result<Heap, BuildError> {
-    let builder = Heap::builder().near(near).near_max(near);
-    pool.into_iter().fold(builder, |builder, pool| builder.pool(pool)).build()
-}
-
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let edits = arguments.next().map_or(Ok(20_000), |text| text.parse())?;
-    let pool = arguments.next();
-    // 32 MiB of tasks, texts and tables, of which 8 MiB are near.
-    let shape = Shape { chapters: 128, texts: 64, text_bytes: 3000 };
-    let heap = heap(8 << 20, pool.as_deref())?;
-    let gc = GcHeap::in_heap(&heap).limit(56 << 20).build()?;
-    let outcome = run(&heap, &gc, shape, edits)?;
-    let stats = outcome.stats;
-    println!("{} tasks computed for {edits} edits, {} misses", outcome.computed, outcome.misses);
-    println!(
-        "{} KiB near, {} of {} KiB far",
-        outcome.near_bytes >> 10,
-        stats.used_bytes >> 10,
-        stats.limit_bytes >> 10
-    );
-    println!(
-        "{} collections, the longest {:?}; {} objects live",
-        stats.collections, stats.longest_pause, stats.live_objects
-    );
-    Ok(())
-}
-
-#[test]
-fn a_quarter_is_near_and_far_memory_is_bounded() {
-    let shape = Shape { chapters: 16, texts: 64, text_bytes: 2500 };
-    let heap = heap(1 << 20, None).unwrap();
-    let gc = GcHeap::in_heap(&heap).limit(8 << 20).build().unwrap();
-    let edits = 3000;
-    let outcome = run(&heap, &gc, shape, edits).unwrap();
-    let tasks = (shape.chapters * shape.texts) as u64;
-    let stats = outcome.stats;
-    println!("{} computed, {} misses, {stats:?}", outcome.computed, outcome.misses);
-    // All once, and then one text for each edit, and some of the tables above it.
-    assert!((tasks + edits / 2..tasks + 2 * edits).contains(&outcome.computed));
-    assert!(stats.collections > 0 && stats.given_up == 0 && stats.used_bytes <= 8 << 20);
-    assert!(outcome.near_bytes <= 1 << 20 && outcome.misses > tasks);
-    gc.collect().unwrap();
-    assert_eq!(gc.stats().live_objects, 0, "the book was dropped");
-    gc.verify().unwrap();
-    drop(gc);
-    heap.verify();
 }
