@@ -5,7 +5,7 @@ use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
 use crate::heap::{FarRange, HeapInner, PoolSwitch, Scope};
-use crate::ptr::{FarArc, FarBox, FarPtr};
+use crate::ptr::{FarArc, FarBox, FarPtr, FarWeak};
 use crate::stats::Stats;
 use core::ptr::NonNull;
 use farfield_core::heap::CARD_BYTES;
@@ -68,6 +68,29 @@ impl Heap {
     /// Puts a value that may have several owners into the heap.
     pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
         self.alloc(value).map(FarArc::from)
+    }
+
+    /// Puts a value that may have several owners into the heap. `make` is given a weak pointer to
+    /// the value, which leads nowhere until the value is in the heap.
+    ///
+    /// ```
+    /// use farfield::{FarArc, FarWeak, Heap};
+    ///
+    /// struct Account {
+    ///     me: FarWeak<Account>,
+    /// }
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let account = heap.alloc_cyclic(|me| Account { me: me.clone() })?;
+    /// let again: Option<FarArc<Account>> = account.read(|account| account.me.upgrade())?;
+    /// assert!(account.ptr_eq(&again.unwrap()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn alloc_cyclic<T: Send + Sync + 'static>(
+        &self,
+        make: impl FnOnce(&FarWeak<T>) -> T,
+    ) -> Result<FarArc<T>, AllocError<T>> {
+        FarWeak::make_cyclic(self.core(), make)
     }
 
     /// Starts to fetch these values without waiting: for values that will be needed soon.

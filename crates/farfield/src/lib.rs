@@ -57,7 +57,7 @@ pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{FarRange, PoolSwitch, Scope};
 pub use offload::OffloadError;
 pub use plane::Plane;
-pub use ptr::{Batches, FarArc, FarBox, FarPtr, Pinned, PinnedMut};
+pub use ptr::{Batches, FarArc, FarBox, FarPtr, FarWeak, Pinned, PinnedMut};
 pub use stats::Stats;
 
 /// Runs the code examples of the guide as tests.

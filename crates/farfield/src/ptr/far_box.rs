@@ -65,6 +65,14 @@ impl<T: Send + 'static> FarBox<T> {
         FarBox { pointer: self.pointer.alias(), owns: PhantomData }
     }
 
+    /// Makes a pointer to a value that has others.
+    ///
+    /// # Safety
+    /// A `T` lives there, and the promises of [`FarBox::alias`] hold for all pointers to it.
+    pub(super) unsafe fn from_pointer(pointer: Pointer) -> FarBox<T> {
+        FarBox { pointer, owns: PhantomData }
+    }
+
     /// Returns the value, and brings it near if it is far. It stays where it is as long as the
     /// scope lasts.
     #[inline]

@@ -30,3 +30,4 @@ mod tokio;
 mod user_code;
 mod vacancies;
 mod vec;
+mod weaks;
