@@ -44,7 +44,7 @@ pub mod task;
 pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
-    FarVec, Index,
+    FarVec, Index, PrefetchMode,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
