@@ -94,6 +94,10 @@ pub enum BuildError {
 }
 
 /// A value that could not be put into the heap, and the reason.
+///
+/// The operator `?` turns it into [`FarError`], and drops the value. It also turns it into
+/// `Box<dyn Error>`, and, if threads can share the value, into `Box<dyn Error + Send + Sync>` and
+/// its like. Otherwise `map_err(FarError::from)` comes before that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct AllocError<T> {
     /// Reason.
@@ -114,7 +118,12 @@ impl<T> core::fmt::Display for AllocError<T> {
     }
 }
 
-impl<T> std::error::Error for AllocError<T> {}
+impl<T> std::error::Error for AllocError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // Its text is that of the reason, so what is behind it is what is behind the reason.
+        std::error::Error::source(&self.error)
+    }
+}
 
 impl<T> From<AllocError<T>> for FarError {
     fn from(error: AllocError<T>) -> FarError {

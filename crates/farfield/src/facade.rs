@@ -5,7 +5,7 @@ use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
 use crate::heap::{FarRange, HeapInner, PoolSwitch, Scope};
-use crate::ptr::{FarArc, FarBox, FarPtr};
+use crate::ptr::{FarArc, FarBox, FarPtr, FarWeak};
 use crate::stats::Stats;
 use core::ptr::NonNull;
 use farfield_core::heap::CARD_BYTES;
@@ -65,9 +65,82 @@ impl Heap {
         FarBox::new_in(self.core(), value)
     }
 
+    /// Puts a value that lies in a `Box` into the heap. Its bytes are copied from there, and do not
+    /// pass the stack: the value may be larger than the stack. The box is freed.
+    ///
+    /// The argument of [`Heap::alloc`] is moved through the stack, several times in builds without
+    /// optimization. Until the call, the box is memory outside of the near budget;
+    /// [`Heap::alloc_array_with`] needs none. [`FarBox::into_boxed`] is the way back.
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().near(16 << 20).build()?;
+    /// // A vector is made on the heap, and its elements can become those of an array there.
+    /// let numbers: Box<[u64; 400_000]> = vec![7; 400_000].into_boxed_slice().try_into().unwrap();
+    /// let far = heap.alloc_boxed(numbers)?;
+    /// assert_eq!(far.read(|numbers| numbers[399_999])?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn alloc_boxed<T: Send + 'static>(&self, value: Box<T>) -> Result<FarBox<T>, AllocError<Box<T>>> {
+        FarBox::from_boxed(self.core(), value)
+    }
+
+    /// Makes an array in the heap, in its place: `make` is called with each index, in order, and its
+    /// result becomes that element. Only one element at a time passes the stack, so the array may be
+    /// larger than the stack.
+    ///
+    /// The array is near while it is made, as a [pinned](FarBox::pin) value, and no scope is open for
+    /// it. `make` may use the heap for anything. It is not called if there is no room. If it panics,
+    /// the elements that it has made are dropped.
+    ///
+    /// A value of another type is made by [`Heap::alloc`], on the stack, or by [`Heap::alloc_boxed`].
+    /// The length of an array is part of its type; [`FarVec`](crate::FarVec) and
+    /// [`FarArray`](crate::FarArray) have any length, come by the page and may exceed near memory.
+    ///
+    /// ```
+    /// # let heap = farfield::Heap::builder().near(16 << 20).build()?;
+    /// // A stack of 256 KiB, and 3 MiB of numbers, into the heap, out and in again.
+    /// let work = move || -> Result<u64, farfield::FarError> {
+    ///     let squares = heap.alloc_array_with::<u64, 400_000>(|index| (index * index) as u64)?;
+    ///     let near = squares.into_boxed().map_err(|(_, error)| error)?;
+    ///     heap.alloc_boxed(near)?.read(|squares| squares[399_999])
+    /// };
+    /// let last = std::thread::Builder::new().stack_size(256 << 10).spawn(work)?.join().unwrap()?;
+    /// assert_eq!(last, 159_999_200_001);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn alloc_array_with<T: Send + 'static, const N: usize>(
+        &self,
+        make: impl FnMut(usize) -> T,
+    ) -> Result<FarBox<[T; N]>, FarError> {
+        FarBox::from_fn(self.core(), make)
+    }
+
     /// Puts a value that may have several owners into the heap.
     pub fn alloc_shared<T: Send + Sync + 'static>(&self, value: T) -> Result<FarArc<T>, AllocError<T>> {
         self.alloc(value).map(FarArc::from)
+    }
+
+    /// Puts a value that may have several owners into the heap. `make` is given a weak pointer to
+    /// the value, which leads nowhere until the value is in the heap.
+    ///
+    /// ```
+    /// use farfield::{FarArc, FarWeak, Heap};
+    ///
+    /// struct Account {
+    ///     me: FarWeak<Account>,
+    /// }
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let account = heap.alloc_cyclic(|me| Account { me: me.clone() })?;
+    /// let again: Option<FarArc<Account>> = account.read(|account| account.me.upgrade())?;
+    /// assert!(account.ptr_eq(&again.unwrap()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn alloc_cyclic<T: Send + Sync + 'static>(
+        &self,
+        make: impl FnOnce(&FarWeak<T>) -> T,
+    ) -> Result<FarArc<T>, AllocError<T>> {
+        FarWeak::make_cyclic(self.core(), make)
     }
 
     /// Starts to fetch these values without waiting: for values that will be needed soon.

@@ -44,7 +44,7 @@ pub mod task;
 pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
-    FarVec,
+    FarVec, Index, PrefetchMode,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
@@ -57,7 +57,7 @@ pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{FarRange, PoolSwitch, Scope};
 pub use offload::OffloadError;
 pub use plane::Plane;
-pub use ptr::{Batches, FarArc, FarBox, FarPtr, Pinned, PinnedMut};
+pub use ptr::{Batches, FarArc, FarBox, FarPtr, FarWeak, Pinned, PinnedMut};
 pub use stats::Stats;
 
 /// Runs the code examples of the guide as tests.

@@ -1,6 +1,7 @@
 //! `FarArray`: a fixed number of elements in several dimensions.
 
 use super::chunks::{Chunks, ChunksMut, Scan, ScanMut};
+use super::pattern::PrefetchMode;
 use super::vec::FarVec;
 use crate::error::{AllocError, FarError};
 use crate::heap::{FarRange, Scope};
@@ -105,6 +106,12 @@ impl<T: Send + 'static, const D: usize> FarArray<T, D> {
     /// Returns all elements as a vector, in memory order: to walk through them, and for hints.
     pub fn elements(&self) -> &FarVec<T> {
         &self.elements
+    }
+
+    /// Sets what this array fetches ahead of need: see [`FarVec::set_prefetch`]. A pattern names
+    /// [positions](FarArray::position).
+    pub fn set_prefetch(&mut self, mode: PrefetchMode) {
+        self.elements.set_prefetch(mode);
     }
 
     /// Returns the position of an element among all. `None` if there is no element with this index.

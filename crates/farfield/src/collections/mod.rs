@@ -34,6 +34,7 @@ mod list;
 mod map;
 mod output_units;
 mod paged;
+mod pattern;
 mod queue;
 mod set;
 mod shift;
@@ -55,6 +56,7 @@ pub use list::{Cursor, CursorMut, FarList, ListIter};
 #[cfg(feature = "serde")]
 pub use map::Restored;
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};
+pub use pattern::PrefetchMode;
 pub use queue::FarQueue;
 pub use set::FarSet;
 pub use stack::FarStack;

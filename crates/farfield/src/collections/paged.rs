@@ -1,6 +1,7 @@
 //! Paged storage: units of elements in far space, found by their number. The common part of vectors
 //! and arrays.
 
+use super::pattern::{ElementPattern, PrefetchMode};
 use crate::error::FarError;
 use crate::heap::{
     AccessMode, FarRange, HeapInner, Panics, Scope, StreamingHint, Teardown, drop_collection, free_run, heap_of,
@@ -17,6 +18,8 @@ pub(super) struct Paged<T: Send + 'static> {
     /// First page of each extent. Pages are numbered over all heaps.
     extents: Vec<u32>,
     made: usize,
+    /// Mode of prefetching, unless it is [`PrefetchMode::Auto`].
+    prefetch_mode: Option<Box<PrefetchMode>>,
     owns: PhantomData<T>,
 }
 
@@ -31,7 +34,17 @@ impl<T: Send + 'static> Paged<T> {
     pub(super) const UNIT_PAGES: u32 = Self::EXTENTS.unit_pages();
 
     pub(super) const fn new() -> Paged<T> {
-        Paged { extents: Vec::new(), made: 0, owns: PhantomData }
+        Paged { extents: Vec::new(), made: 0, prefetch_mode: None, owns: PhantomData }
+    }
+
+    /// Sets what is fetched ahead.
+    pub(super) fn set_prefetch_mode(&mut self, mode: PrefetchMode) {
+        self.prefetch_mode = (mode != PrefetchMode::Auto).then(|| Box::new(mode));
+    }
+
+    /// Returns what is fetched ahead.
+    pub(super) fn prefetch_mode(&self) -> PrefetchMode {
+        self.prefetch_mode.as_deref().copied().unwrap_or_default()
     }
 
     /// Returns the number of units that exist.
@@ -94,10 +107,17 @@ impl<T: Send + 'static> Paged<T> {
     }
 
     fn go_ahead(&self, scope: &Scope<'_>, unit: usize, timeliness: PrefetchTimeliness) {
+        let most = scope.core.reserve().low / Self::UNIT_PAGES;
+        if let Some(mode) = self.prefetch_mode.as_deref() {
+            if let PrefetchMode::Static { start, step, count } = *mode {
+                let pattern = ElementPattern::new(start, step, count, Self::PER_UNIT);
+                self.go_ahead_in(scope, pattern.units_after(unit, most as usize), timeliness);
+            }
+            return;
+        }
         // Stream numbers of different collections are far apart.
         let base = u64::from(self.extents[0] / SEGMENT_PAGES) << 32;
         let number = base + unit as u64;
-        let most = scope.core.reserve().low / Self::UNIT_PAGES;
         let ahead = {
             let mut streams = scope.record.streams.borrow_mut();
             match streams.on_use(number, timeliness, most) {
@@ -111,6 +131,22 @@ impl<T: Send + 'static> Paged<T> {
                 (1..=i64::from(ahead.count)).filter_map(|step| usize::try_from(unit as i64 + step * ahead.stride).ok());
             let brought = self.prefetch(scope, units);
             scope.record.streams.borrow_mut().on_brought(brought as u32);
+        }
+    }
+
+    /// Begins to bring these units near. If the unit before them was there in time, it waits until
+    /// the half of them that comes later has one that is far, so that they come in batches.
+    fn go_ahead_in(
+        &self,
+        scope: &Scope<'_>,
+        units: impl Iterator<Item = usize> + Clone,
+        timeliness: PrefetchTimeliness,
+    ) {
+        let is_far =
+            |unit: usize| unit < self.made && scope.timeliness(self.page(unit)) == Some(PrefetchTimeliness::Missing);
+        let near_half = units.clone().count() / 2;
+        if timeliness != PrefetchTimeliness::InTime || units.clone().nth(near_half).is_some_and(is_far) {
+            self.prefetch(scope, units);
         }
     }
 

@@ -9,6 +9,7 @@
 //! | `threads` | which threads are inside a scope, and since which epoch |
 //! | `objects` | how values are made and freed |
 //! | `shares` | how many owners a value has |
+//! | `weak_cell` | near part of a value that weak pointers lead to |
 //! | `runs` | how runs are made and freed: memory of collections that need no slots |
 //! | `access` | how a mutator changes a frame word |
 //! | `reclaim` | who frees frames (reclaim), and who waits for them |
@@ -54,6 +55,7 @@ mod switcher;
 mod threads;
 mod verify;
 mod wait_queue;
+mod weak_cell;
 mod write_back;
 
 pub(crate) use access::count_use;
@@ -80,6 +82,7 @@ pub(crate) use streaming::StreamingHint;
 pub use switcher::PoolSwitch;
 pub(crate) use threads::{Missed, ThreadState, add, count};
 pub(crate) use wait_queue::{ReclaimTurn, WaiterTicket};
+pub(crate) use weak_cell::WeakCell;
 pub use write_back::FarRange;
 
 use crate::config::Config;

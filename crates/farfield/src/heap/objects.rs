@@ -7,6 +7,7 @@ use super::segments::{FreeOutcome, TransferUnit};
 use super::threads::{ThreadState, count};
 use super::{Backoff, HeapInner};
 use crate::error::FarError;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Class, FrameWord, LogClass, SEGMENT_PAGES, SlotHint, State};
@@ -82,18 +83,51 @@ impl HeapInner {
     /// Puts a value into the heap. Returns its number within the heap (page, or handle above all
     /// pages) and its place.
     pub(crate) fn put_in<T>(&self, value: T) -> Result<(u32, SlotHint), (FarError, T)> {
-        const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
         let inside = InternalScope::new(self);
-        let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
-        match self.room_for(inside.record, class, Layout::new::<T>(), inside.is_outermost()) {
-            Ok((number, place)) => {
-                // SAFETY: the place is ours alone: nobody knows of it yet. It is large enough for `T` and so aligned
-                // (`Class::of`, `LogClass::of`), near since `room_for`, and stays so until our scope ends.
-                unsafe { self.frames.base().add(place.offset()).cast::<T>().write(value) };
+        match self.place_for::<T>(&inside) {
+            Ok((number, place, at)) => {
+                // SAFETY: as `place_for` says.
+                unsafe { at.write(value) };
                 Ok((number, place))
             }
             Err(error) => Err((error, value)),
         }
+    }
+
+    /// Puts a value into the heap like [`HeapInner::put_in`], from where it lies.
+    pub(crate) fn put_in_boxed<T>(&self, value: Box<T>) -> Result<(u32, SlotHint), (FarError, Box<T>)> {
+        let inside = InternalScope::new(self);
+        match self.place_for::<T>(&inside) {
+            Ok((number, place, at)) => {
+                let from = Box::into_raw(value);
+                // SAFETY: as `place_for` says. The value is moved: what is dropped is the box of
+                // bytes that are no value any more.
+                unsafe {
+                    at.copy_from_nonoverlapping(from, 1);
+                    drop(Box::from_raw(from.cast::<MaybeUninit<T>>()));
+                }
+                Ok((number, place))
+            }
+            Err(error) => Err((error, value)),
+        }
+    }
+
+    /// Makes room for a value whose bytes do not matter yet. Returns what [`HeapInner::put_in`]
+    /// does.
+    pub(crate) fn put_in_nothing<T>(&self) -> Result<(u32, SlotHint), FarError> {
+        let inside = InternalScope::new(self);
+        self.place_for::<T>(&inside).map(|(number, place, _)| (number, place))
+    }
+
+    /// Makes room for a `T`. Returns its number within the heap, its place, and the address of the
+    /// place, until the scope ends: nobody else knows of it, and it is large enough and so aligned.
+    fn place_for<T>(&self, inside: &InternalScope<'_>) -> Result<(u32, SlotHint, *mut T), FarError> {
+        const { assert!(align_of::<T>() <= PAGE_BYTES, "far values cannot be aligned to more than a page") };
+        let class = const { LogClass::of(size_of::<T>(), align_of::<T>()) };
+        let (number, place) = self.room_for(inside.record, class, Layout::new::<T>(), inside.is_outermost())?;
+        // SAFETY: the place is large enough for `T` and so aligned (`Class::of`, `LogClass::of`), near since
+        // `room_for`, and stays so until our scope ends. So it lies in the arena.
+        Ok((number, place, unsafe { self.frames.base().add(place.offset()) }.cast()))
     }
 
     /// Makes room for an object of this layout; on the object plane, of this class.
@@ -498,11 +532,8 @@ unsafe fn defer_collection_drop(core: *const HeapInner, teardown: Box<dyn Teardo
 /// As for [`take`].
 unsafe fn tear_down_value<T>(core: *const HeapInner, number: u32, card: u8) -> Result<(), FarError> {
     if core::mem::needs_drop::<T>() && size_of::<T>() <= PAGE_BYTES {
-        // Out of the heap first: a destructor that drops a long chain of far values must not keep a
-        // scope open.
         // SAFETY: passed on to the caller.
-        drop(unsafe { take::<T>(core, number, card) }?);
-        return Ok(());
+        return unsafe { move_out_and_drop::<T>(core, number, card) };
     }
     // SAFETY: the object there is a `T` and nobody else has it; passed on to the caller.
     unsafe {
@@ -513,6 +544,20 @@ unsafe fn tear_down_value<T>(core: *const HeapInner, number: u32, card: u8) -> R
             core::mem::needs_drop::<T>().then_some(|at: *mut u8| at.cast::<T>().drop_in_place()),
         )
     }
+}
+
+/// Moves a `T` out of the heap and drops it: a destructor that drops a long chain of far values must
+/// not keep a scope open.
+///
+/// A function of its own, because without optimization its frame has room for a `T`, also if it is
+/// not called: a value that is larger than the stack is dropped where it lies.
+///
+/// # Safety
+/// As for [`take`].
+unsafe fn move_out_and_drop<T>(core: *const HeapInner, number: u32, card: u8) -> Result<(), FarError> {
+    // SAFETY: passed on to the caller.
+    drop(unsafe { take::<T>(core, number, card) }?);
+    Ok(())
 }
 
 /// Frees an object after `destructor` has dropped it where it is, if it has a destructor.

@@ -1,6 +1,6 @@
 //! `FarArc`: several owners.
 
-use super::{FarBox, FarPtr, Follow, Pinned, Pointer};
+use super::{FarBox, FarPtr, FarWeak, Follow, Pinned, Pointer};
 use crate::error::FarError;
 use crate::heap::{Scope, unshare};
 use core::mem::ManuallyDrop;
@@ -11,10 +11,10 @@ use core::mem::ManuallyDrop;
 /// A pointer takes eight bytes, also as an `Option`. It may lie anywhere, inside other far values
 /// too. A clone is another owner. Cloning an owner and dropping one that is not the last neither
 /// need the value near nor wait for anything. The last owner drops the value, as [`FarBox`] does.
-/// Owners that lie in each other's values keep them for ever.
+/// Owners that lie in each other's values keep them for ever, unless one of them is a [`FarWeak`].
 ///
 /// Owner counts are kept near: nothing for a value with one owner, about 40 bytes for a value with
-/// several.
+/// several, and about 100 for one that has had weak pointers.
 ///
 /// ```
 /// use farfield::{FarArc, Heap};
@@ -75,7 +75,7 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         self.value.get(scope)
     }
 
-    /// Returns the value, to be changed, if there is no other owner.
+    /// Returns the value, to be changed, if there is no other owner and no weak pointer.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().build()?;
@@ -87,7 +87,11 @@ impl<T: Send + Sync + 'static> FarArc<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn get_mut<'a>(&'a mut self, scope: &'a Scope<'_>) -> Result<Option<&'a mut T>, FarError> {
-        if self.owners() == 1 { self.value.get_mut(scope).map(Some) } else { Ok(None) }
+        if self.pointer().heap().is_unshared(self.pointer().key()) {
+            self.value.get_mut(scope).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// Returns the value like [`FarArc::get`], with the hint that it will not be used again soon:
@@ -144,15 +148,36 @@ impl<T: Send + Sync + 'static> FarArc<T> {
         self.pointer().heap().owners(self.pointer().key())
     }
 
+    /// Returns the number of weak pointers. Others may change it at any moment.
+    pub fn weak_count(&self) -> u64 {
+        self.pointer().heap().weak_count(self.pointer().key())
+    }
+
+    /// Makes a weak pointer to the value. Needs the value not near, and waits for nothing.
+    pub fn downgrade(&self) -> FarWeak<T> {
+        let pointer = self.pointer();
+        FarWeak::from_cell(pointer.heap().downgrade(pointer.key(), pointer.halves()))
+    }
+
+    /// Makes an owner of the value that this pointer points to.
+    ///
+    /// # Safety
+    /// A `T` lives there, and the owner has been counted.
+    pub(super) unsafe fn from_pointer(pointer: Pointer) -> FarArc<T> {
+        // SAFETY: passed on to the caller; the count says which of the owners is the last, and only
+        // that one drops or changes the value.
+        FarArc { value: ManuallyDrop::new(unsafe { FarBox::from_pointer(pointer) }) }
+    }
+
     /// Checks whether both own the same value.
     pub fn ptr_eq(&self, other: &FarArc<T>) -> bool {
         self.pointer().is(other.pointer())
     }
 
     /// Turns the only owner into a [`FarBox`], without moving the value. Gives this owner back as
-    /// the error if there are others.
+    /// the error if there are others. Weak pointers lead nowhere afterwards.
     pub fn into_box(self) -> Result<FarBox<T>, FarArc<T>> {
-        if self.owners() != 1 {
+        if !self.pointer().heap().detach_weak(self.pointer().key()) {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);

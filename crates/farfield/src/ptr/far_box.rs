@@ -2,8 +2,9 @@
 
 use super::{FarPtr, Follow, Pinned, PinnedMut, Pointer};
 use crate::error::{AllocError, FarError};
-use crate::heap::{AccessMode, HeapInner, Scope, StreamingHint, drop_far, take};
+use crate::heap::{AccessMode, HeapInner, Scope, StreamingHint, drop_far, take, take_with};
 use core::marker::PhantomData;
+use core::mem::{MaybeUninit, forget};
 
 /// Owns a value of a [`Heap`](crate::Heap), near or far: the far counterpart of `Box`.
 ///
@@ -56,6 +57,13 @@ impl<T: Send + 'static> FarBox<T> {
         }
     }
 
+    pub(crate) fn from_boxed(core: &HeapInner, value: Box<T>) -> Result<FarBox<T>, AllocError<Box<T>>> {
+        match core.put_in_boxed(value) {
+            Ok((number, place)) => Ok(FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData }),
+            Err((error, value)) => Err(AllocError { error, value }),
+        }
+    }
+
     /// Makes a second pointer to the value.
     ///
     /// # Safety
@@ -63,6 +71,14 @@ impl<T: Send + 'static> FarBox<T> {
     /// As long as there are two, the value is changed through neither.
     pub(super) unsafe fn alias(&self) -> FarBox<T> {
         FarBox { pointer: self.pointer.alias(), owns: PhantomData }
+    }
+
+    /// Makes a pointer to a value that has others.
+    ///
+    /// # Safety
+    /// A `T` lives there, and the promises of [`FarBox::alias`] hold for all pointers to it.
+    pub(super) unsafe fn from_pointer(pointer: Pointer) -> FarBox<T> {
+        FarBox { pointer, owns: PhantomData }
     }
 
     /// Returns the value, and brings it near if it is far. It stays where it is as long as the
@@ -269,8 +285,26 @@ impl<T: Send + 'static> FarBox<T> {
         // SAFETY: `self` owns a `T` there, which keeps the heap. On success it is forgotten.
         match unsafe { take(core, number, card) } {
             Ok(value) => {
-                core::mem::forget(self);
+                forget(self);
                 Ok(value)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Takes the value out of the heap into a `Box`. Its bytes are copied from where they are near,
+    /// and do not pass the stack, as those of [`FarBox::into_inner`] do. So the value may be larger
+    /// than the stack. The box is memory outside of the near budget.
+    pub fn into_boxed(self) -> Result<Box<T>, (FarBox<T>, FarError)> {
+        let (core, number, card) = self.pointer.parts();
+        let mut boxed = Box::<T>::new_uninit();
+        let target = boxed.as_mut_ptr();
+        // SAFETY: as in `into_inner`; the value is moved into the box, which is another place.
+        match unsafe { take_with(core, number, card, |at| target.copy_from_nonoverlapping(at.cast(), 1)) } {
+            Ok(()) => {
+                forget(self);
+                // SAFETY: just filled.
+                Ok(unsafe { boxed.assume_init() })
             }
             Err(error) => Err((self, error)),
         }
@@ -285,6 +319,45 @@ impl<T: Send + 'static> FarBox<T> {
     /// small values do not need this hint: those in use stay near anyway.
     pub fn cold(&self) {
         self.pointer.mark_cold();
+    }
+}
+
+impl<T: Send + 'static, const N: usize> FarBox<[T; N]> {
+    /// Makes an array in its place: see [`Heap::alloc_array_with`](crate::Heap::alloc_array_with).
+    pub(crate) fn from_fn(core: &HeapInner, mut make: impl FnMut(usize) -> T) -> Result<FarBox<[T; N]>, FarError> {
+        let (number, place) = core.put_in_nothing::<MaybeUninit<[T; N]>>()?;
+        // Without a destructor: if it is dropped, its place is free.
+        let mut array: FarBox<MaybeUninit<[T; N]>> =
+            FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData };
+        // A pin and no scope: `make` may need room for more than one scope can hold.
+        let mut pinned = array.pin_mut()?;
+        let mut filled = FilledElements { first: pinned.as_mut_ptr().cast::<T>(), count: 0 };
+        for index in 0..N {
+            let element = make(index);
+            // SAFETY: the place is pinned, and has room for `N` elements. Nobody else knows of it.
+            unsafe { filled.first.add(index).write(element) };
+            filled.count += 1;
+        }
+        forget(filled);
+        drop(pinned);
+        // SAFETY: a pointer to the value that it is from now on, because all elements are there. The
+        // other one is forgotten.
+        let made = unsafe { FarBox::from_pointer(array.pointer.alias()) };
+        forget(array);
+        Ok(made)
+    }
+}
+
+/// The elements of an array that is being made. They are dropped if the next one cannot be made.
+struct FilledElements<T> {
+    first: *mut T,
+    count: usize,
+}
+
+impl<T> Drop for FilledElements<T> {
+    fn drop(&mut self) {
+        // SAFETY: so many elements are there, in a place that is pinned, and are ours.
+        unsafe { core::ptr::slice_from_raw_parts_mut(self.first, self.count).drop_in_place() };
     }
 }
 

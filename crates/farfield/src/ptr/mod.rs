@@ -3,12 +3,14 @@
 mod batch_get;
 mod far_arc;
 mod far_box;
+mod far_weak;
 mod pinned;
 mod pointer;
 
 pub use batch_get::Batches;
 pub use far_arc::FarArc;
 pub use far_box::FarBox;
+pub use far_weak::FarWeak;
 pub use pinned::{Pinned, PinnedMut};
 pub(crate) use pointer::{Pointer, PointerLookup};
 

@@ -3,7 +3,7 @@
 use crate::common::twin::{Twin, elements, twins};
 use crate::common::{MIB, Rng, assert_in_budget, heap, is_deep, seed};
 use farfield::collections::FarVec;
-use farfield::{FarError, Heap, Plane, Scope};
+use farfield::{FarError, Heap, Plane, PrefetchMode, Scope};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -586,6 +586,67 @@ fn scans_are_seen_and_prefetched() {
     let after = heap.stats();
     assert!(after.misses - strided.misses < 32 * 256 / 2, "{after:?}");
     assert!(after.prefetch_coverage() > 0.5 && after.prefetch_accuracy() > 0.9, "{after:?}");
+}
+
+/// What a vector fetches ahead can be chosen, and nothing else comes.
+#[test]
+fn prefetching_can_be_off_or_static() {
+    let heap = heap(4);
+    let mut vec = filled(&heap, 16 * MIB);
+    let units = vec.len() / 512;
+    // Reads these elements with everything far before. Returns the misses and prefetches.
+    let read = |vec: &FarVec<u64>, indices: &mut dyn Iterator<Item = usize>| {
+        heap.write_back(vec.far_ranges(..)).unwrap();
+        let before = heap.stats();
+        let mut scope = heap.enter();
+        for index in indices {
+            assert_eq!(vec.at(&scope, index), Ok(&(index as u64)));
+            scope.renew();
+        }
+        let after = heap.stats();
+        ((after.misses - before.misses) as usize, (after.prefetches - before.prefetches) as usize)
+    };
+    vec.set_prefetch(PrefetchMode::Off);
+    assert_eq!(read(&vec, &mut (0..vec.len()).step_by(512)), (units, 0));
+    assert_eq!(read(&vec, &mut (0..vec.len()).rev().step_by(1024)), (units / 2, 0));
+    // Forwards, backwards, dense: once each, most ahead, and the same number of units in all.
+    let length = vec.len();
+    for (start, step, count, expected) in
+        [(1000, 5 * 512, 700, 700), (length - 1, -2 * 512, 900, 900), (512 * 100, 1, 512 * 300, 300)]
+    {
+        vec.set_prefetch(PrefetchMode::Static { start, step, count });
+        let pattern = (0..count).map(|number| start.wrapping_add_signed(number as isize * step));
+        let (misses, prefetches) = read(&vec, &mut pattern.clone());
+        assert!(prefetches > expected / 2 && prefetches < expected, "{start} {step}: {prefetches} and {misses}");
+        let used = heap.stats().prefetches_used;
+        assert!(misses + prefetches >= expected, "{start} {step}: {prefetches} and {misses}");
+        // A walk somewhere else brings nothing ahead, however regular it is.
+        let first = if start > length / 2 { 0 } else { length - 512 * 400 };
+        let elsewhere = read(
+            &vec,
+            &mut (first..first + 512 * 50)
+                .step_by(512)
+                .filter(|index| pattern.clone().all(|named| named / 512 != index / 512)),
+        );
+        assert!(elsewhere.0 > 20 && elsewhere.1 == 0, "{start} {step}: {elsewhere:?}");
+        assert_eq!(heap.stats().prefetches_used, used);
+    }
+    // Elements that do not exist, behind the end and before the beginning.
+    vec.set_prefetch(PrefetchMode::Static { start: length - 512 * 3, step: 512, count: usize::MAX });
+    let (misses, prefetches) = read(&vec, &mut (length - 512 * 3..length).step_by(512));
+    assert!(misses >= 1 && prefetches == 2, "{misses} and {prefetches}");
+    vec.set_prefetch(PrefetchMode::Static { start: 512 * 2, step: -512, count: usize::MAX });
+    let (misses, prefetches) = read(&vec, &mut (0..=512 * 2).rev().step_by(512));
+    assert!(misses >= 1 && prefetches == 2, "{misses} and {prefetches}");
+    // The mode stays when the elements go, and can be taken back.
+    vec.clear();
+    assert!(matches!(vec.prefetch_mode(), PrefetchMode::Static { step: -512, .. }));
+    vec.extend(&heap.enter(), 0..length as u64).unwrap();
+    vec.set_prefetch(PrefetchMode::Auto);
+    let (misses, prefetches) = read(&vec, &mut (0..length).step_by(512));
+    assert!(prefetches > misses, "{misses} and {prefetches}");
+    drop(vec);
+    heap.verify();
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub use take::{Order, Taking};
 
 use super::chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 use super::paged::Paged;
+use super::pattern::PrefetchMode;
 use super::range_of;
 use super::shift::ShiftError;
 use crate::error::{AllocError, FarError};
@@ -79,7 +80,7 @@ use core::ops::{Range, RangeBounds};
 /// println!("{first:?}");
 /// ```
 ///
-/// Near memory beside its elements: 40 bytes, and 4 for every 16 MiB.
+/// Near memory beside its elements: 48 bytes, and 4 for every 16 MiB.
 pub struct FarVec<T: Send + 'static> {
     pub(super) units: Paged<T>,
     len: usize,
@@ -395,7 +396,9 @@ impl<T: Send + 'static> FarVec<T> {
 
     /// Drops all elements. Their far memory is given back.
     pub fn clear(&mut self) {
+        let mode = self.prefetch_mode();
         drop(core::mem::take(self));
+        self.set_prefetch(mode);
     }
 
     /// Shortens the vector to this length, or appends copies of `value` up to it.
@@ -495,6 +498,39 @@ impl<T: Send + 'static> FarVec<T> {
     /// If the range is out of bounds.
     pub fn will_need(&self, scope: &Scope<'_>, range: impl RangeBounds<usize>) -> usize {
         self.units.prefetch(scope, self.units_of(range))
+    }
+
+    /// Sets what this vector fetches ahead of need, from now on: what its walks show
+    /// ([`PrefetchMode::Auto`], the default), nothing, or the elements of a fixed pattern.
+    ///
+    /// With [`PrefetchMode::Off`], each page is fetched when it is needed. With
+    /// [`PrefetchMode::Static`], a walk that comes to a page of the pattern fetches the next pages
+    /// of the pattern ahead: at most 64 pages (or large elements), and fewer in a small near memory.
+    /// Pages without an element of the pattern are fetched when they are needed. A prefetch is a
+    /// hint in each mode: pages for which there is no room are passed over.
+    ///
+    /// The mode is the vector's and not its elements': they may go, and copies and parts of the
+    /// vector have a mode of their own. Other hints ([`FarVec::will_need`]) work in each mode.
+    ///
+    /// ```
+    /// use farfield::{FarVec, Heap, PrefetchMode};
+    ///
+    /// let heap = Heap::builder().near(4 << 20).build()?;
+    /// let mut table = FarVec::new();
+    /// table.extend(&heap.enter(), 0..2_000_000u64)?;
+    /// // Every 1000th number, from the end to the beginning.
+    /// table.set_prefetch(PrefetchMode::Static { start: 1_999_000, step: -1000, count: 2000 });
+    /// let sum = (0..2000).rev().map(|n| table.read(n * 1000, |number| *number)).sum::<Result<Option<u64>, _>>()?;
+    /// assert_eq!(sum, Some(1_999_000_000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_prefetch(&mut self, mode: PrefetchMode) {
+        self.units.set_prefetch_mode(mode);
+    }
+
+    /// Returns what this vector fetches ahead of need.
+    pub fn prefetch_mode(&self) -> PrefetchMode {
+        self.units.prefetch_mode()
     }
 
     /// Marks elements as not needed soon: their pages are evicted before others.
