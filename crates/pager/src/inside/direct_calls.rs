@@ -75,7 +75,7 @@ impl Buffers {
     /// elsewhere it may not be readable.
     ///
     /// # Safety
-    /// If the array lies within [`STACK_BYTES`] above the stack pointer, it must be part of the stack.
+    /// If the array lies within 64 KiB above the stack pointer, it must be part of the stack.
     pub unsafe fn add_vector(&mut self, vector: *const libc::iovec, count: usize) {
         self.traps_otherwise = true;
         if count > VECTOR_MAX || !is_on_stack(vector) {
