@@ -20,7 +20,7 @@ pub(crate) struct NearArgs {
     pid: u32,
     /// Most near memory that the job may have from now on: 512M, 1.5G, or 25% of this machine's (or
     /// container's) memory. Without it, the budget is shown
-    #[arg(value_name = "SIZE", allow_negative_numbers = true)]
+    #[arg(value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<Size>,
     /// Do not wait until the job keeps the new budget
     #[arg(long, requires = "size")]

@@ -62,6 +62,7 @@ fn the_pool_of_a_job_is_said_for_programs_too() {
     let url = format!("ssd:{}?size=64M", place.display());
     let switch = farfield().args(["pool", "switch", &program.to_string(), &url]).output().unwrap();
     assert!(switch.status.success(), "{}", text(&switch));
+    assert!(String::from_utf8_lossy(&switch.stdout).starts_with(&format!("moved to {url} in ")), "{}", text(&switch));
     let second = status();
     assert_eq!((&second["urls"], &second["before"]), (&serde_json::json!([url]), &first["urls"]), "{second}");
     assert_eq!(

@@ -248,6 +248,15 @@ fn programs_that_cannot_have_far_memory_are_not_started() {
     refused(&folder, &["--near", "1M"], &["true"], exit::REFUSED, "at least 16M");
     refused(&folder, &["--near", "12"], &["true"], exit::REFUSED, "unit");
     refused(&folder, &["--near", "150%"], &["true"], exit::REFUSED, "at most 100");
+    refused(&folder, &["--near", "-5M"], &["true"], exit::REFUSED, "cannot be negative");
+    refused(&folder, &["--near", "5 M"], &["true"], exit::REFUSED, "no space in it: 5M");
+    refused(&folder, &["--far", "tcp://big"], &["true"], exit::REFUSED, "the port is missing");
+    for words in [&["near", "abc"][..], &["pool", "status", "abc"]] {
+        let output = farfield().args(words).output().unwrap();
+        assert!(!output.status.success() && text(&output).contains("JOB is the number"), "{}", text(&output));
+    }
+    let negative = farfield().args(["near", "1", "-5M"]).output().unwrap();
+    assert!(text(&negative).contains("cannot be negative"), "{}", text(&negative));
     refused(&folder, &["--far", "ftp://x:1"], &["true"], exit::REFUSED, "ftp");
     refused(&folder, &["--far", "ram:"], &["true"], exit::REFUSED, "beside its budget");
     refused(&folder, &["--far", "tier(lz:?size=64M,ssd:/tmp?size=64M)"], &["true"], exit::REFUSED, "lz is for heaps");

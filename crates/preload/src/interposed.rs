@@ -27,11 +27,11 @@ impl NextSymbol {
         NextSymbol { address: AtomicPtr::new(core::ptr::null_mut()), is_libc: AtomicBool::new(false) }
     }
 
-    fn find(&self, name: &CStr) {
-        // SAFETY: the name ends with NUL.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-        let libc = base_of(libc::__errno_location as *const c_void);
-        self.is_libc.store(!address.is_null() && base_of(address) == libc, Ordering::Relaxed);
+    /// Finds the symbol. `libc` is the loader's handle of the C library, null if there is none.
+    fn find(&self, name: &CStr, libc: *mut c_void) {
+        // SAFETY: the name ends with NUL, and both handles are the loader's.
+        let [address, of_libc] = [libc::RTLD_NEXT, libc].map(|from| unsafe { libc::dlsym(from, name.as_ptr()) });
+        self.is_libc.store(!address.is_null() && !libc.is_null() && address == of_libc, Ordering::Relaxed);
         self.address.store(address, Ordering::Release);
     }
 
@@ -45,19 +45,6 @@ impl NextSymbol {
     fn is_libc(&self) -> bool {
         self.is_libc.load(Ordering::Relaxed)
     }
-}
-
-/// Returns the address at which the library begins that `address` is in.
-fn base_of(address: *const c_void) -> *mut c_void {
-    let mut info = libc::Dl_info {
-        dli_fname: core::ptr::null(),
-        dli_fbase: core::ptr::null_mut(),
-        dli_sname: core::ptr::null(),
-        dli_saddr: core::ptr::null_mut(),
-    };
-    // SAFETY: `info` is writable.
-    unsafe { libc::dladdr(address, &mut info) };
-    info.dli_fbase
 }
 
 /// glibc's variable that says whether the process has had one thread only.
@@ -162,8 +149,10 @@ macro_rules! interpose {
                     Err(_) => panic!("a name without NUL"),
                 }
             }
-            SINGLE_THREADED.find(c"__libc_single_threaded");
-            $(next::$name.find(const { with_nul(concat!(stringify!($name), "\0")) });)*
+            // SAFETY: the name ends with NUL. Nothing is loaded: the handle is of what is there.
+            let libc = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+            SINGLE_THREADED.find(c"__libc_single_threaded", libc);
+            $(next::$name.find(const { with_nul(concat!(stringify!($name), "\0")) }, libc);)*
         }
     };
 }

@@ -4,7 +4,7 @@
 //! cannot, fails, dies or lies, and takes live objects with it, or makes the collector ask for ever.
 
 use crate::common::{MIB, far_heap_at, is_deep};
-use crate::counters::{Counter, Counters};
+use crate::counters::{Counter, Counters, sparse_heap_at};
 use crate::graph::{Cycles, Size, run_in};
 use crate::{serve, ways};
 use farfield::{FarError, Heap};
@@ -65,12 +65,7 @@ fn builder(heap: &Heap, region: u64) -> GcBuilder<'_> {
 
 /// A heap of which one object in ten lives, evenly spread. What leads to neighbours lies apart.
 fn scattered_heap(builder: GcBuilder<'_>) -> (GcHeap, Counters) {
-    let gc = builder.build().unwrap();
-    let mut m = gc.enter();
-    let all = Counters::new(&mut m, LIVE);
-    (0..OBJECTS).for_each(|at| all.replace(&mut m, slot(at / 10), at as u64));
-    drop(m);
-    (gc, all)
+    sparse_heap_at(builder, OBJECTS, slot)
 }
 
 fn slot(at: usize) -> usize {

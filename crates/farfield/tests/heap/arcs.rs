@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// Counts how many exist; its twin is the same number in an `Arc`.
-struct Counted {
+pub(crate) struct Counted {
     alive: Arc<AtomicI64>,
-    number: u64,
+    pub(crate) number: u64,
     #[allow(dead_code, reason = "makes it larger")]
-    rest: [u64; 22],
+    pub(crate) rest: [u64; 22],
 }
 
 impl Counted {
-    fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
+    pub(crate) fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
         alive.fetch_add(1, Ordering::Relaxed);
         Counted { alive: alive.clone(), number, rest: [number; 22] }
     }
@@ -29,7 +29,7 @@ impl Drop for Counted {
     }
 }
 
-fn sent_and_shared<T: Send + Sync>(value: T) -> T {
+pub(crate) fn sent_and_shared<T: Send + Sync>(value: T) -> T {
     value
 }
 

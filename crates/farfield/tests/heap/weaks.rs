@@ -1,36 +1,12 @@
 //! `FarWeak` is a `Weak`, wherever its value is. Dangers: an owner of a value that has been dropped; a value that its weak pointers keep;
 //! a weak pointer that leads to the next value in the same place; a weak pointer that needs a heap which is gone.
 
+use crate::arcs::{Counted, sent_and_shared};
 use crate::common::twin::steps;
 use crate::common::{MIB, Rng, assert_in_budget, builder, heap, is_deep, little_percent, seed};
 use farfield::{FarArc, FarBox, FarError, FarVec, FarWeak, Heap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-
-/// Counts how many exist.
-struct Counted {
-    alive: Arc<AtomicI64>,
-    number: u64,
-    rest: [u64; 22],
-}
-
-impl Counted {
-    fn new(alive: &Arc<AtomicI64>, number: u64) -> Counted {
-        alive.fetch_add(1, Ordering::Relaxed);
-        Counted { alive: alive.clone(), number, rest: [number; 22] }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        assert_eq!(self.rest, [self.number; 22]);
-        self.alive.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn sent_and_shared<T: Send + Sync>(value: T) -> T {
-    value
-}
 
 fn number(owner: Option<FarArc<Counted>>) -> Option<u64> {
     owner.map(|owner| owner.read(|value| value.number).unwrap())

@@ -99,10 +99,19 @@ pub(crate) fn count_in(
 
 /// A heap of which one object in ten lives, evenly spread.
 pub(crate) fn sparse_heap(builder: GcBuilder<'_>, objects: usize) -> (GcHeap, Counters) {
+    sparse_heap_at(builder, objects, |at| at)
+}
+
+/// A heap as [`sparse_heap`] makes it, whose objects are kept in other slots.
+pub(crate) fn sparse_heap_at(
+    builder: GcBuilder<'_>,
+    objects: usize,
+    slot: impl Fn(usize) -> usize,
+) -> (GcHeap, Counters) {
     let gc = builder.build().unwrap();
     let mut m = gc.enter();
     let all = Counters::new(&mut m, objects / 10);
-    (0..objects).for_each(|at| all.replace(&mut m, at / 10, at as u64));
+    (0..objects).for_each(|at| all.replace(&mut m, slot(at / 10), at as u64));
     drop(m);
     (gc, all)
 }

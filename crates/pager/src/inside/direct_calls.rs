@@ -294,9 +294,10 @@ fn own_record(runtime: &'static Runtime) -> Option<(&'static ThreadRecord, &'sta
     let mask = signals::set_mask(!OURS);
     let record = thread::current();
     signals::set_mask(mask);
-    let (index, announcement) = runtime.threads.announcement_of(record?);
+    let record = record?;
+    let (index, announcement) = runtime.threads.announcement_of(record);
     let generation = announcement.generation.load(Ordering::Relaxed) as usize;
     // SAFETY: as above.
     unsafe { cell.write(OwnRecord { number: index + 1, generation }) };
-    Some((record?, announcement))
+    Some((record, announcement))
 }

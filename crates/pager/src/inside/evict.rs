@@ -213,21 +213,18 @@ impl WindowEvictor {
     fn spare_announced(&mut self, runtime: &Runtime) {
         fence(Ordering::SeqCst);
         for pages in runtime.threads.announcements().iter().flat_map(Announcement::pages) {
-            self.retain(|victim| {
-                let leaves = !(pages.start..pages.end).contains(&victim.page.0);
-                if !leaves {
-                    inaccessible::stay(runtime, victim.page);
-                }
-                leaves
-            });
+            self.let_stay(runtime, |victim| (pages.start..pages.end).contains(&victim.page.0));
         }
     }
 
-    fn retain(&mut self, mut leaves: impl FnMut(&Victim) -> bool) {
+    /// Lets those victims stay of which `stays` says so.
+    fn let_stay(&mut self, runtime: &Runtime, stays: impl Fn(&Victim) -> bool) {
         let mut count = 0;
         for index in 0..self.count {
             let victim = self.victims[index];
-            if leaves(&victim) {
+            if stays(&victim) {
+                inaccessible::stay(runtime, victim.page);
+            } else {
                 self.victims[count] = victim;
                 count += 1;
             }
@@ -246,13 +243,7 @@ impl WindowEvictor {
             // The kernel returns EINVAL where writing is not allowed.
             populated.is_ok() || populated == Err(Errno(libc::EINVAL))
         };
-        self.retain(|victim| {
-            let leaves = !victim.shared || has_own(victim);
-            if !leaves {
-                inaccessible::stay(runtime, victim.page);
-            }
-            leaves
-        });
+        self.let_stay(runtime, |victim| victim.shared && !has_own(victim));
     }
 
     /// Begins another epoch if a page may have been written for the first time since this one

@@ -18,8 +18,11 @@ use farfield_os::{Errno, memory, process};
 
 /// Maximum number of threads of one process.
 pub const RECORDS: usize = 8192;
+/// Offset of the announcements, which lie behind the records, in the same order.
+const ANNOUNCEMENTS: usize = RECORDS * size_of::<ThreadRecord>();
 /// Bytes reserved for the records, and for the announcement of each.
-pub const TABLE_BYTES: u64 = (RECORDS * (size_of::<ThreadRecord>() + size_of::<Announcement>())) as u64;
+pub const TABLE_BYTES: u64 = (ANNOUNCEMENTS + RECORDS * size_of::<Announcement>()) as u64;
+const _: () = assert!(ANNOUNCEMENTS.is_multiple_of(align_of::<Announcement>()));
 /// Maximum number of nested system calls of one thread (a signal handler's inside an interrupted
 /// one's).
 pub const FRAMES: usize = 6;
@@ -120,20 +123,13 @@ pub struct ThreadTable {
     base: AtomicUsize,
     /// Address where the places of the stacks begin.
     stacks: AtomicUsize,
-    /// Address of the announcements, in the order of the records.
-    announcements: AtomicUsize,
     used: AtomicUsize,
 }
 
 impl ThreadTable {
     /// Creates the state without a table.
     pub const fn new() -> ThreadTable {
-        ThreadTable {
-            base: AtomicUsize::new(0),
-            stacks: AtomicUsize::new(0),
-            announcements: AtomicUsize::new(0),
-            used: AtomicUsize::new(0),
-        }
+        ThreadTable { base: AtomicUsize::new(0), stacks: AtomicUsize::new(0), used: AtomicUsize::new(0) }
     }
 
     /// Reserves address space for the table, and for the places of the stacks.
@@ -142,8 +138,6 @@ impl ThreadTable {
         // SAFETY: a new mapping.
         let stacks = unsafe { memory::mmap(0, RECORDS * PLACE_BYTES, libc::PROT_NONE, flags, -1, 0) }?;
         self.stacks.store(stacks, Ordering::Release);
-        let announcements = memory::map_anonymous(RECORDS * size_of::<Announcement>())?;
-        self.announcements.store(announcements, Ordering::Release);
         self.base.store(memory::map_anonymous(TABLE_BYTES as usize)?, Ordering::Release);
         Ok(())
     }
@@ -163,26 +157,23 @@ impl ThreadTable {
 
     /// Returns the announcements of all records in use, or used before.
     pub fn announcements(&self) -> &[Announcement] {
-        let base = self.announcements.load(Ordering::Acquire);
+        let base = self.base.load(Ordering::Acquire);
         if base == 0 {
             return &[];
         }
+        let first = (base + ANNOUNCEMENTS) as *const Announcement;
         // SAFETY: as in `all`; zero bytes announce nothing.
-        unsafe {
-            core::slice::from_raw_parts(base as *const Announcement, self.used.load(Ordering::SeqCst).min(RECORDS))
-        }
+        unsafe { core::slice::from_raw_parts(first, self.used.load(Ordering::SeqCst).min(RECORDS)) }
     }
 
     /// Returns the record with this index, which [`ThreadTable::announcement_of`] has given, and its
     /// announcement.
     pub fn record(&self, index: usize) -> (&ThreadRecord, &Announcement) {
         assert!(index < RECORDS);
-        // SAFETY: inside the tables, which exist once there is an index.
-        unsafe {
-            let record = &*(self.base.load(Ordering::Relaxed) as *const ThreadRecord).add(index);
-            let announcement = &*(self.announcements.load(Ordering::Relaxed) as *const Announcement).add(index);
-            (record, announcement)
-        }
+        let base = self.base.load(Ordering::Relaxed);
+        let (records, announcements) = (base as *const ThreadRecord, (base + ANNOUNCEMENTS) as *const Announcement);
+        // SAFETY: inside the table, which exists once there is an index.
+        unsafe { (&*records.add(index), &*announcements.add(index)) }
     }
 
     /// Returns the index and the announcement of a record.
