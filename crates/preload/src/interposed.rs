@@ -7,6 +7,8 @@
 //! example) do not come here, nor functions whose system call differs between its versions (`fstat`).
 
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use farfield_pager::inside::direct_calls::{Buffers, announce};
 
@@ -27,11 +29,11 @@ impl NextSymbol {
         NextSymbol { address: AtomicPtr::new(core::ptr::null_mut()), is_libc: AtomicBool::new(false) }
     }
 
-    /// Finds the symbol. `libc` is the loader's handle of the C library, null if there is none.
-    fn find(&self, name: &CStr, libc: *mut c_void) {
-        // SAFETY: the name ends with NUL, and both handles are the loader's.
-        let [address, of_libc] = [libc::RTLD_NEXT, libc].map(|from| unsafe { libc::dlsym(from, name.as_ptr()) });
-        self.is_libc.store(!address.is_null() && !libc.is_null() && address == of_libc, Ordering::Relaxed);
+    /// Finds the symbol. The C library lies at the addresses `libc`.
+    fn find(&self, name: &CStr, libc: &Range<usize>) {
+        // SAFETY: the name ends with NUL.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        self.is_libc.store(libc.contains(&(address as usize)), Ordering::Relaxed);
         self.address.store(address, Ordering::Release);
     }
 
@@ -45,6 +47,28 @@ impl NextSymbol {
     fn is_libc(&self) -> bool {
         self.is_libc.load(Ordering::Relaxed)
     }
+}
+
+/// Returns where the C library lies; nowhere if it cannot be found. (One look at the symbols of a library
+/// takes microseconds. Opening the library would allocate before the program break is moved.)
+fn libc_range() -> Range<usize> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `info` is writable, and all zeros are a value of it.
+    let base = unsafe {
+        libc::dladdr(libc::__errno_location as *const c_void, info.as_mut_ptr());
+        info.assume_init().dli_fbase as usize
+    };
+    if base == 0 {
+        return 0..0;
+    }
+    // SAFETY: the loader has loaded an ELF file there, whose first page holds its headers, and which stays.
+    let headers = unsafe {
+        let file = &*(base as *const libc::Elf64_Ehdr);
+        let first = (base + file.e_phoff as usize) as *const libc::Elf64_Phdr;
+        core::slice::from_raw_parts(first, usize::from(file.e_phnum))
+    };
+    let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+    base..loaded.map(|header| base + (header.p_vaddr + header.p_memsz) as usize).max().unwrap_or(base)
 }
 
 /// glibc's variable that says whether the process has had one thread only.
@@ -149,10 +173,9 @@ macro_rules! interpose {
                     Err(_) => panic!("a name without NUL"),
                 }
             }
-            // SAFETY: the name ends with NUL. Nothing is loaded: the handle is of what is there.
-            let libc = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-            SINGLE_THREADED.find(c"__libc_single_threaded", libc);
-            $(next::$name.find(const { with_nul(concat!(stringify!($name), "\0")) }, libc);)*
+            let libc = libc_range();
+            SINGLE_THREADED.find(c"__libc_single_threaded", &libc);
+            $(next::$name.find(const { with_nul(concat!(stringify!($name), "\0")) }, &libc);)*
         }
     };
 }
