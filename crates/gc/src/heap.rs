@@ -16,7 +16,7 @@ use farfield::space::Space;
 use farfield::{BuildError, Heap};
 use farfield_core::gc::RegionGeometry;
 use farfield_core::geometry::PAGE_BYTES;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Smallest limit of a heap, in pages.
 const LIMIT_PAGES_MIN: u64 = 64;
@@ -49,7 +49,7 @@ pub struct GcBuilder<'h> {
     broken: Option<BrokenRule>,
 }
 
-/// How a collection looks at objects that are far.
+/// Way in which a collection looks at objects that are far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FarTracing {
     /// It brings each one near, as a program does, in the order in which it finds them. Pages of the
@@ -59,6 +59,13 @@ pub enum FarTracing {
     /// pages.
     #[default]
     Copies,
+    /// Objects are looked at when the program brings their pages near, and it has some time for that.
+    /// Pages that do not come are read as with [`FarTracing::Copies`]. So a collection reads fewer
+    /// pages, and takes up to twice as long.
+    ///
+    /// This is for pools from which a read is dear, and for programs that use most of their objects
+    /// again and again (MemLiner, section 4.3, with near pages in place of epochs).
+    Arrivals,
     /// It lets the memory servers look at them, where they can and where that takes less time than to
     /// read their pages.
     ///
@@ -153,6 +160,11 @@ impl GcHeap {
     /// Returns statistics of the heap.
     pub fn stats(&self) -> GcStats {
         self.inner.stats()
+    }
+
+    /// Checks whether a collection, or the verifier, is at work.
+    pub fn is_collecting(&self) -> bool {
+        matches!(self.inner.cycle.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Walks through all objects that roots lead to and checks all that is known of them, for

@@ -427,6 +427,15 @@ impl<'gc> Mutator<'gc> {
         }
     }
 
+    /// Marks and logs an object that has come near, if the cycle that marks wants to look at it now:
+    /// whoever has a reference to it got that from the snapshot.
+    #[cold]
+    fn log_arrival(&self, entry: u32) {
+        if let Some(marking) = self.marking.as_ref().filter(|marking| marking.logs_arrivals()) {
+            self.log(marking, entry);
+        }
+    }
+
     fn log(&self, marking: &Marking, entry: u32) {
         if marking.mark(entry) && !marking.is_over() {
             let mut log = self.log.borrow_mut();
@@ -535,14 +544,18 @@ impl<'gc> Mutator<'gc> {
     /// Brings the object of this entry near. Returns the address of its header.
     pub(crate) fn find(&self, entry: u32) -> Result<NonNull<u8>, GcError> {
         let at = self.heap.entries.load(self.scope(), entry)?;
-        self.find_at(at)
+        self.find_at(entry, at)
     }
 
-    fn find_at(&self, at: EntryWord) -> Result<NonNull<u8>, GcError> {
+    fn find_at(&self, entry: u32, at: EntryWord) -> Result<NonNull<u8>, GcError> {
         let scope = self.scope();
         let base = match scope.near(at.page()) {
             Some(base) => base,
-            None => scope.bring(at.page())?,
+            None => {
+                let base = scope.bring(at.page())?;
+                self.log_arrival(entry);
+                base
+            }
         };
         scope.mark_used();
         // SAFETY: the card lies in the page.
@@ -558,7 +571,7 @@ impl<'gc> Mutator<'gc> {
         if at.generation() != generation {
             return Ok(None);
         }
-        let header = self.find_at(at)?;
+        let header = self.find_at(entry, at)?;
         // Perhaps nothing led to it in the snapshot.
         if let Some(marking) = &self.marking
             && self.heap.broken != Some(BrokenRule::LogWeaklyFound)

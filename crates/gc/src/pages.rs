@@ -276,6 +276,11 @@ impl Pages {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Returns how many pages the limit leaves.
+    pub(crate) fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
+    }
+
     /// Returns the counter of the pages in use or reserved.
     pub(crate) fn used_counter(&self) -> Arc<AtomicU64> {
         self.used.clone()

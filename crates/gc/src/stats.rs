@@ -28,6 +28,12 @@ pub struct GcStats {
     pub traced_at_servers: u64,
     /// Far pages that the last collection has read, past near memory, to look at objects in them.
     pub read_pages: u64,
+    /// Far pages that the last collection has brought near.
+    pub brought_pages: u64,
+    /// Objects among those alive that waited until the program had brought their pages near.
+    pub arrived_objects: u64,
+    /// Time for which the last collection has waited for that.
+    pub waited: Duration,
     /// Pages that collections have written, so that servers find what is near.
     pub flushed_pages: u64,
     /// Pages that collections have given back.
@@ -84,9 +90,9 @@ impl GcStats {
     pub(crate) fn lines(&self) -> String {
         notice_lines!("gc_", GcStats, self;
             numbers limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers
-            read_pages flushed_pages freed_pages moved_objects moved_bytes moved_at_servers evacuation_read_pages
-            server_moves_given_up moves_given_up pauses;
-            durations last_collection paused last_pause longest_pause;
+            read_pages brought_pages arrived_objects flushed_pages freed_pages moved_objects moved_bytes
+            moved_at_servers evacuation_read_pages server_moves_given_up moves_given_up pauses;
+            durations last_collection waited paused last_pause longest_pause;
             lists pause_counts)
     }
 
@@ -117,6 +123,9 @@ impl CollectionCounters {
             stats.live_bytes = found.bytes;
             stats.traced_at_servers = found.traced_at_servers;
             stats.read_pages = found.read_pages;
+            stats.brought_pages = found.brought_pages;
+            stats.arrived_objects = found.arrived_objects;
+            stats.waited = found.waited;
         });
     }
 

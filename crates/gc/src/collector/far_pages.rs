@@ -138,6 +138,15 @@ impl<'a> FarPages<'a> {
         taken
     }
 
+    /// Takes the objects whose pages were far and are not any more.
+    pub(super) fn take_arrived(&mut self, is_near: impl Fn(u32) -> bool) -> Vec<Waiters> {
+        self.settle();
+        let pages: Vec<u32> = self.waiting.keys().copied().filter(|page| is_near(*page)).collect();
+        let arrived: Vec<Waiters> = pages.iter().filter_map(|page| self.waiting.remove_entry(page)).collect();
+        self.waiters -= arrived.iter().map(|(_, waiters)| waiters.len()).sum::<usize>();
+        arrived
+    }
+
     /// Reads the next pages for which objects wait, in place of those before, and returns the objects.
     /// There is no copy of a page that is near, or could not be read. Waits for the pool.
     pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {

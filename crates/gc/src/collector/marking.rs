@@ -7,8 +7,9 @@
 
 use crate::entries::{EntryBits, EntryTable, WORDS_PER_PAGE};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
 use farfield_core::gc::ENTRIES_PER_PAGE;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Marks of one cycle.
 pub(crate) struct Marking {
@@ -16,8 +17,12 @@ pub(crate) struct Marking {
     pages: Box<[PageMarks]>,
     /// Entries that mutators have marked, and whose objects nobody has looked at.
     log: Mutex<Vec<u32>>,
+    /// Tells the collector that something was logged, if it is hungry.
+    is_shared: Condvar,
     /// Whether the collector has nothing else to look at; a hint.
     is_hungry: AtomicBool,
+    /// Whether mutators log what they bring near, too.
+    logs_arrivals: bool,
     is_over: AtomicBool,
 }
 
@@ -28,13 +33,16 @@ struct PageMarks {
 }
 
 impl Marking {
-    /// Begins to mark, while all mutators are stopped.
-    pub(crate) fn begin(entries: &EntryTable) -> Marking {
+    /// Begins to mark, while all mutators are stopped. They log the objects that they bring near, if
+    /// the collector looks at objects in their order.
+    pub(crate) fn begin(entries: &EntryTable, logs_arrivals: bool) -> Marking {
         let marks = |page| PageMarks { old: entries.bits_of(page), marks: [const { AtomicU64::new(0) }; _] };
         Marking {
             pages: (0..entries.made()).map(marks).collect(),
             log: Mutex::default(),
+            is_shared: Condvar::new(),
             is_hungry: AtomicBool::new(false),
+            logs_arrivals,
             is_over: AtomicBool::new(false),
         }
     }
@@ -87,14 +95,29 @@ impl Marking {
     pub(crate) fn share(&self, logged: &mut Vec<u32>) {
         if !self.is_over() {
             self.log_list().append(logged);
+            if self.is_hungry() {
+                self.is_shared.notify_one();
+            }
         }
         logged.clear();
+    }
+
+    /// Waits until mutators have logged something, this long at most.
+    pub(crate) fn wait_for_log(&self, time: Duration) {
+        let log = self.log_list();
+        self.is_hungry.store(log.is_empty(), Ordering::Relaxed);
+        drop(self.is_shared.wait_timeout_while(log, time, |log| log.is_empty()));
     }
 
     /// Takes what mutators have logged.
     pub(crate) fn take_log(&self, into: &mut Vec<u32>) {
         into.append(&mut self.log_list());
         self.is_hungry.store(into.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Checks whether mutators log what they bring near.
+    pub(crate) fn logs_arrivals(&self) -> bool {
+        self.logs_arrivals
     }
 
     /// Checks whether the collector waits for what mutators have logged.
@@ -129,7 +152,7 @@ mod tests {
         used[0][0] = 0b1111;
         used[1][7] = 1 << 63;
         table.replace_bits(|page, _| used[page]);
-        let marking = Marking::begin(&table);
+        let marking = Marking::begin(&table, false);
         assert!(marking.mark(2) && !marking.mark(2) && marking.is_old(1023) && !marking.mark(4));
         // 4 and all of the third page were made since.
         assert!(table.add(12).is_some());
@@ -142,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_is_logged_arrives_once_and_not_after_the_end() {
-        let marking = Marking::begin(&EntryTable::new(1));
+        let marking = Marking::begin(&EntryTable::new(1), false);
         let (mut logged, mut stack) = (vec![5, 6], Vec::new());
         marking.share(&mut logged);
         assert!(logged.is_empty());

@@ -4,6 +4,7 @@
 //! and frees at its second stop what is not marked. Nothing that mutators can see changes before
 //! the second stop, so a cycle that fails, or is given up, has changed nothing.
 
+mod deferral;
 mod evacuation;
 mod far_pages;
 mod marking;
@@ -17,7 +18,7 @@ pub(crate) use requests::{CycleMode, CycleRequests};
 pub(crate) use tracer::LiveHeap;
 
 use crate::error::GcError;
-use crate::heap::{BrokenRule, GcInner};
+use crate::heap::{BrokenRule, FarTracing, GcInner};
 use crate::pages::UnitPurpose;
 use crate::stops::WorldStop;
 use core::time::Duration;
@@ -28,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
-use tracer::{Drained, Tracer};
+use tracer::{Drained, Mutators, Tracer};
 
 /// Longest time that mutators wait while what they have logged last is traced.
 const REST_TIME: Duration = Duration::from_millis(2);
@@ -137,7 +138,7 @@ impl<'a> Cycle<'a> {
             let held = match stop.take() {
                 Some(stop) => stop,
                 None => {
-                    if cycle.tracer.drain(None)? == Drained::Closed {
+                    if cycle.tracer.drain(Mutators::Run)? == Drained::Closed {
                         return Ok(None);
                     }
                     heap.stops.begin()?
@@ -147,7 +148,7 @@ impl<'a> Cycle<'a> {
             attempts += 1;
             let may_go_on = mode == CycleMode::Concurrent && attempts <= REST_ATTEMPTS;
             // Mutators have shared what they had logged when they stopped.
-            match cycle.tracer.drain(may_go_on.then_some(REST_TIME))? {
+            match cycle.tracer.drain(if may_go_on { Mutators::WaitFor(REST_TIME) } else { Mutators::Wait })? {
                 Drained::Closed => return Ok(None),
                 Drained::Empty => break held,
                 Drained::OutOfTime => cycle.resume(held),
@@ -166,7 +167,7 @@ impl<'a> Cycle<'a> {
 
     /// Begins a cycle while all mutators are stopped.
     fn begin(heap: &'a GcInner) -> Cycle<'a> {
-        let marking = Arc::new(Marking::begin(&heap.entries));
+        let marking = Arc::new(Marking::begin(&heap.entries, heap.far_tracing == FarTracing::Arrivals));
         let tracer = Tracer::new(heap, Arc::clone(&marking));
         let mut phase = heap.phase();
         phase.snapshots += 1;

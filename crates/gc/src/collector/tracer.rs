@@ -1,8 +1,9 @@
 //! The tracer: depth first from the roots, through near pages where they are. Far objects wait until
-//! nothing near is left. Then their pages are read in [batches](super::far_pages), or memory
-//! [servers](super::servers) look at them.
+//! nothing near is left. Then their pages are read in [batches](super::far_pages), memory
+//! [servers](super::servers) look at them, or the program has [time](super::deferral) to bring them.
 
 use super::Marking;
+use super::deferral::Deferral;
 use super::far_pages::{FarPages, Waiter};
 use super::retry;
 use super::servers::{Servers, TakenAnswer};
@@ -40,6 +41,23 @@ pub(crate) struct LiveHeap {
     pub(crate) traced_at_servers: u64,
     /// Far pages that were read past the frames.
     pub(crate) read_pages: u64,
+    /// Far pages that the collector has brought near.
+    pub(crate) brought_pages: u64,
+    /// Objects that waited for pages which the program has brought near.
+    pub(crate) arrived_objects: u64,
+    /// Time for which the collector has waited for that.
+    pub(crate) waited: Duration,
+}
+
+/// State of the mutators while a tracer works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mutators {
+    /// They go on.
+    Run,
+    /// They are stopped until all is traced.
+    Wait,
+    /// They are stopped for this long at most, and no page is read past the frames for them.
+    WaitFor(Duration),
 }
 
 /// Why a tracer has stopped.
@@ -67,6 +85,9 @@ pub(super) struct Tracer<'a> {
     /// References of the object that is looked at.
     leads_to: Vec<u32>,
     servers: Servers,
+    /// Waits for the program, if there are any, and when the cycle began.
+    deferral: Option<Deferral>,
+    begun: Instant,
     charge: TableCharge<'a>,
     pub(super) live: LiveHeap,
 }
@@ -167,6 +188,8 @@ impl<'a> Tracer<'a> {
             far: FarPages::new(heap.pages.space(), heap.copied_pages),
             leads_to: Vec::new(),
             servers: Servers::new(heap),
+            deferral: (heap.far_tracing == FarTracing::Arrivals).then(|| Deferral::new(heap.pages.room())),
+            begun: Instant::now(),
             charge,
             live: LiveHeap::default(),
         };
@@ -178,9 +201,9 @@ impl<'a> Tracer<'a> {
         tracer
     }
 
-    /// Traces what is known, and what mutators have logged, for this long at most. With a limit,
-    /// mutators wait, and no server is asked.
-    pub(super) fn drain(&mut self, time: Option<Duration>) -> Result<Drained, GcError> {
+    /// Traces what is known, and what mutators have logged. While they are stopped for a time, no
+    /// server is asked.
+    pub(super) fn drain(&mut self, mutators: Mutators) -> Result<Drained, GcError> {
         let begun = Instant::now();
         let mut scope = self.heap.pages.space().enter();
         let mut batch = Vec::with_capacity(BATCH);
@@ -195,14 +218,16 @@ impl<'a> Tracer<'a> {
                     if self.far.waiters() == 0 {
                         return Ok(Drained::Empty);
                     }
-                    self.look_far(&mut scope)?;
+                    if mutators != Mutators::Run || !self.look_at_arrived(&mut scope)? {
+                        self.look_far(&mut scope)?;
+                    }
                     scope.renew();
                 }
                 self.load_ahead(&scope, &batch);
                 for entry in batch.drain(..) {
-                    match time {
-                        None => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
-                        Some(_) => retry(&mut scope, |scope| self.trace(scope, entry))?,
+                    match mutators {
+                        Mutators::WaitFor(_) => retry(&mut scope, |scope| self.trace(scope, entry))?,
+                        _ => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
                     }
                     scope.renew();
                 }
@@ -210,7 +235,9 @@ impl<'a> Tracer<'a> {
             if self.heap.cycles.is_closed() {
                 return Ok(Drained::Closed);
             }
-            if time.is_some_and(|time| begun.elapsed() >= time) {
+            if let Mutators::WaitFor(time) = mutators
+                && begun.elapsed() >= time
+            {
                 return Ok(Drained::OutOfTime);
             }
         }
@@ -275,6 +302,29 @@ impl<'a> Tracer<'a> {
     fn wait(&mut self, page: u32, waiter: Waiter) {
         self.far.wait(page, waiter);
         self.charge.at_least(self.far.near_bytes());
+    }
+
+    /// Looks at objects whose pages the program has brought near. If there are none, waits for that,
+    /// or for what mutators log, unless the cycle has waited enough. False if nothing came.
+    fn look_at_arrived(&mut self, scope: &mut SpaceScope<'_>) -> Result<bool, GcError> {
+        let heap = self.heap;
+        let Some(deferral) = &mut self.deferral else { return Ok(false) };
+        let Some(time) = deferral.next(self.begun.elapsed(), heap.pages.room()) else { return Ok(false) };
+        let wait_begun = Instant::now();
+        // The program can use all frames meanwhile.
+        scope.renew();
+        self.marking.wait_for_log(time);
+        self.marking.take_log(&mut self.stack);
+        let arrived = self.far.take_arrived(|page| heap.pages.space().is_near(page));
+        let is_in_vain = arrived.is_empty() && self.stack.is_empty();
+        deferral.add(wait_begun.elapsed(), self.begun.elapsed(), is_in_vain);
+        self.live.waited = deferral.waited();
+        for Waiter { entry, .. } in arrived.iter().flat_map(|(_, waiters)| waiters) {
+            self.live.arrived_objects += 1;
+            retry(scope, |scope| self.trace_or_wait(scope, *entry))?;
+            scope.renew();
+        }
+        Ok(!is_in_vain)
     }
 
     /// Lets servers look at objects that wait, or reads pages for which they do.
@@ -421,7 +471,14 @@ impl<'a> Tracer<'a> {
 
     /// Brings an object near, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
-        let at = self.heap.entries.load(scope, entry)?;
+        let at = match self.heap.entries.load_near(scope, entry) {
+            Ok(at) => at,
+            Err(_) => {
+                let at = self.heap.entries.load(scope, entry)?;
+                self.live.brought_pages += 1;
+                at
+            }
+        };
         self.trace_at(scope, entry, at)
     }
 
@@ -430,7 +487,11 @@ impl<'a> Tracer<'a> {
         let (unit, room) = self.place_of(entry, at)?;
         let base = match scope.near(at.page()) {
             Some(base) => base,
-            None => scope.bring(at.page())?,
+            None => {
+                let base = scope.bring(at.page())?;
+                self.live.brought_pages += 1;
+                base
+            }
         };
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;

@@ -9,3 +9,4 @@ mod evacuation;
 mod graph;
 mod rules;
 mod shadow;
+mod tracers;

@@ -49,6 +49,11 @@ fn a_quarter_near_through_the_frames() {
 }
 
 #[test]
+fn a_quarter_near_as_the_program_brings_it() {
+    run_by(FarTracing::Arrivals, 1, 3, Size { roots: 800, bytes: 1500 }, 2, operations(30_000));
+}
+
+#[test]
 fn a_quarter_near_where_no_server_can_be_asked() {
     let cycles = Cycles { tracing: FarTracing::Servers, evacuate_at_servers: true };
     let stats = run_in(far_heap(1), cycles, 3, Size { roots: 800, bytes: 1500 }, 2, operations(30_000));
