@@ -207,6 +207,8 @@ const PARAMETERS: &[&str] = &[
     "recording",
     "accounting",
     "trace",
+    "tracing",
+    "aged",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -372,7 +374,8 @@ fn check_point(point: &Point) -> Result<()> {
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
-                "hotness" | "offload" | "cluster" | "rules" | "arrivals" | "recording" | "accounting" | "trace",
+                "hotness" | "offload" | "tracing" | "cluster" | "rules" | "arrivals" | "recording" | "accounting"
+                | "trace",
                 Value::Text(_),
             ) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),

@@ -89,6 +89,7 @@ const WORKLOADS: &[Workload] = &[
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
     rust("marking", "collect", "collection"),
+    rust("beside", "operate", "operation"),
     rust("replace", "replace", "object"),
     rust("moves", "collect", "collection"),
     rust("graph-store", "all", "edge"),

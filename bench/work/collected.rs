@@ -58,6 +58,10 @@ pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("traced_at_servers", stats.traced_at_servers as f64),
         ("flushed_pages", stats.flushed_pages as f64),
         ("read_pages", stats.read_pages as f64),
+        ("brought_pages", stats.brought_pages as f64),
+        ("traced_pages", (stats.read_pages + stats.brought_pages) as f64),
+        ("arrived_objects", stats.arrived_objects as f64),
+        ("waited_ms", stats.waited.as_secs_f64() * 1e3),
     ] {
         outcome.figure(name, value);
     }
@@ -183,75 +187,8 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
     Ok(())
 }
 
-/// References in an array of the table of nodes.
-const CHUNK: usize = 256;
-
-/// Node of a random graph: 64 bytes with its header.
-#[derive(FarObject)]
-struct GraphNode {
-    number: u64,
-    edges: [Ref<GraphNode>; 4],
-    padding: [u64; 2],
-}
-
-/// A random graph of nodes of 64 bytes, each of which leads to four others; collections that find nearly all of it alive.
-pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
-    let count = (options.data_bytes() / 72) as usize;
-    let tracing = match options.offload {
-        OffloadName::None => FarTracing::Frames,
-        OffloadName::All => FarTracing::Servers,
-        _ => FarTracing::Copies,
-    };
-    let Some((heap, gc)) = collected(options, options.data_bytes() * 5 / 4, tracing)? else {
-        bail!("marking needs a far heap: nothing is marked in plain memory")
-    };
-    let mut outcome = Outcome::new();
-    let mut m = gc.enter();
-    let mut random = Random::new(options.seed);
-    let _root = outcome.phase("fill", count as u64, || -> Result<Root<GraphNode>, GcError> {
-        let chunks = count.div_ceil(CHUNK);
-        let table = m.with_room(|m| Ok(m.root(m.alloc_array(chunks, |_| Ref::<[Ref<GraphNode>]>::null())?)))?;
-        for chunk in 0..chunks {
-            m.with_room(|m| {
-                let nodes = m.alloc_array(CHUNK, |_| Ref::<GraphNode>::null())?;
-                for (within, node) in nodes.iter().enumerate() {
-                    let number = (chunk * CHUNK + within) as u64;
-                    node.store(m, Some(m.alloc(GraphNode { number, edges: Default::default(), padding: [0; 2] })?));
-                }
-                m.get(&table)?[chunk].store(m, Some(nodes));
-                Ok(())
-            })?;
-            m.safepoint()?;
-        }
-        // Where a node lies says nothing of where it leads to: this is what a heap is like after long use.
-        for at in 0..count {
-            let targets: [usize; 4] = core::array::from_fn(|_| random.below(count as u64) as usize);
-            m.with_room(|m| {
-                let node = |at: usize| -> Result<Gc<'_, GraphNode>, GcError> {
-                    let chunk = m.get(&table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
-                    Ok(chunk[at % CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
-                };
-                for (edge, target) in node(at)?.edges.iter().zip(targets) {
-                    edge.store(m, Some(node(target)?));
-                }
-                Ok(())
-            })?;
-            m.safepoint()?;
-        }
-        m.with_room(|m| {
-            let chunk = m.get(&table)?[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
-            Ok(m.root(chunk[0].load(m)?.unwrap_or_else(|| unreachable!("it was set"))))
-        })
-    })?;
-    // The table goes, and with it the few nodes that only the table leads to.
-    m.collect()?;
-    let before = heap.stats();
-    outcome.phase("collect", options.ops, || (0..options.ops).try_for_each(|_| m.collect()))?;
-    figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
-    figures_of_collections(&mut outcome, &gc);
-    outcome.checked(gc.stats().live_objects, 0);
-    Ok(outcome)
-}
+/// References in an array of a table.
+pub(crate) const CHUNK: usize = 256;
 
 /// Objects of 64 bytes of which nine tenths, spread evenly, are dropped; collections that move what is left together. With
 /// `--offload all` memory servers move what is far.
@@ -393,16 +330,16 @@ pub(crate) fn run_trees(options: &Options) -> Result<Outcome> {
         Some((heap, gc)) => {
             let mut outcome = Outcome::new();
             let mut m = gc.enter();
-            let lives = outcome.phase("fill", 1 << long_depth, || make(&mut m, long_depth, options.seed))?;
+            let lives = outcome.phase("fill", 1 << long_depth, || make_tree(&mut m, long_depth, options.seed))?;
             let mut sum = 0u64;
             outcome.phase("trees", options.ops, || -> Result<(), GcError> {
                 for at in 0..options.ops {
-                    let tree = make(&mut m, SHORT_DEPTH, at)?;
-                    sum = sum.wrapping_add(sum_of(&mut m, &tree)?);
+                    let tree = make_tree(&mut m, SHORT_DEPTH, at)?;
+                    sum = sum.wrapping_add(sum_of_tree(&mut m, &tree)?);
                 }
                 Ok(())
             })?;
-            outcome.checked(sum ^ sum_of(&mut m, &lives)?, 0);
+            outcome.checked(sum ^ sum_of_tree(&mut m, &lives)?, 0);
             figures_of(&mut outcome, &heap.stats(), 0);
             figures_of_collections(&mut outcome, &gc);
             Ok(outcome)
@@ -427,7 +364,7 @@ impl PlainTree {
 }
 
 #[derive(FarObject)]
-struct Tree {
+pub(crate) struct Tree {
     number: u64,
     sides: [Ref<Tree>; 2],
 }
@@ -436,7 +373,7 @@ struct Tree {
 const STEP_DEPTH: u32 = 5;
 
 /// Makes a tree top down, so that only the tops of what is left to make need roots.
-fn make(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
+pub(crate) fn make_tree(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
     let root = m.with_room(|m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
     let mut tops = vec![(root.clone(), depth, seed)];
     while let Some((top, depth, seed)) = tops.pop() {
@@ -475,7 +412,7 @@ fn grow(
     Ok(())
 }
 
-fn sum_of(m: &mut Mutator<'_>, tree: &Root<Tree>) -> Result<u64, GcError> {
+pub(crate) fn sum_of_tree(m: &mut Mutator<'_>, tree: &Root<Tree>) -> Result<u64, GcError> {
     let (mut sum, mut tops) = (0u64, vec![tree.clone()]);
     while let Some(top) = tops.pop() {
         let (more, left) = m.with_room(|m| {

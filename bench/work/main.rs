@@ -35,6 +35,7 @@ mod shuffle;
 mod sql;
 mod switch;
 mod tasks;
+mod tracing;
 mod triangles;
 mod trips;
 mod views;
@@ -147,6 +148,12 @@ struct Options {
     /// What `trips` does where its columns are.
     #[arg(long, value_enum, default_value_t = OffloadName::None)]
     offload: OffloadName,
+    /// The way in which collections look at far objects.
+    #[arg(long, value_enum, default_value_t = TracingName::Copies)]
+    tracing: TracingName,
+    /// 1: where an object lies says nothing of where it leads to, as after long use; 0: neighbours lead to each other.
+    #[arg(long, default_value_t = 1)]
+    aged: u64,
     /// Of the simulated clusters.
     #[command(flatten)]
     schedule: schedule::ScheduleOptions,
@@ -221,8 +228,10 @@ enum Workload {
     Follow,
     /// Trees of small objects, made and dropped.
     Trees,
-    /// Collections of a random graph.
+    /// Collections of a graph.
     Marking,
+    /// The same, beside a program that makes garbage.
+    Beside,
     /// Objects that are replaced in random order.
     Replace,
     /// Objects of 64 bytes of which nine tenths are dropped, and collections that move the rest together.
@@ -281,6 +290,14 @@ enum OffloadName {
     Shuffle,
     Aggregate,
     All,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TracingName {
+    Frames,
+    Copies,
+    Arrivals,
+    Servers,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -383,7 +400,8 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Switch => switch::run(options),
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),
-        Workload::Marking => collected::run_marking(options),
+        Workload::Marking => tracing::run_marking(options),
+        Workload::Beside => tracing::run_beside(options),
         Workload::Replace => collected::run_replace(options),
         Workload::Moves => collected::run_moves(options),
         Workload::GraphStore => graph_store::run(options),
