@@ -1,7 +1,7 @@
 //! Collections of a graph of small objects, by each way to look at those that are far: alone, and beside a program.
 
 use crate::collected::{CHUNK, collected, figures_of_collections, make_tree, sum_of_tree};
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::{Options, Outcome, TracingName, figures_since};
 use anyhow::{Result, bail};
 use farfield::Heap;
@@ -17,6 +17,9 @@ struct Node {
 
 /// In a heap that is not aged, nodes lead to others that were made up to so many before or after them.
 const NEIGHBOURS: u64 = 512;
+
+/// Parts of the table that are used one after the other while a graph is made.
+const TABLE_PARTS: u64 = 8;
 
 /// Depth of the trees that the program drops: 63 nodes, 2 KiB.
 const TREE_DEPTH: u32 = 5;
@@ -43,15 +46,18 @@ fn node_count(options: &Options) -> u64 {
     (options.data_bytes() / 72).next_multiple_of(CHUNK as u64)
 }
 
+/// Loads the part of a table in which this node is.
+fn chunk<'m>(m: &'m Mutator<'_>, table: &Table, at: u64) -> Result<Gc<'m, [Ref<Node>]>, GcError> {
+    Ok(m.get(table)?[at as usize / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
+}
+
 /// Loads a node of a table.
 fn node<'m>(m: &'m Mutator<'_>, table: &Table, at: u64) -> Result<Gc<'m, Node>, GcError> {
-    let at = at as usize;
-    let chunk = m.get(table)?[at / CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set"));
-    Ok(chunk[at % CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
+    Ok(chunk(m, table, at)?[at as usize % CHUNK].load(m)?.unwrap_or_else(|| unreachable!("it was set")))
 }
 
 /// Makes a graph, each node of which leads to four others: anywhere in an *aged* heap, and else to neighbours.
-fn make_graph(options: &Options, m: &mut Mutator<'_>, random: &mut Random) -> Result<Table, GcError> {
+fn make_graph(options: &Options, m: &mut Mutator<'_>) -> Result<Table, GcError> {
     let count = node_count(options);
     let chunks = count as usize / CHUNK;
     let table = m.with_room(|m| Ok(m.root(m.alloc_array(chunks, |_| Ref::<[Ref<Node>]>::null())?)))?;
@@ -67,20 +73,32 @@ fn make_graph(options: &Options, m: &mut Mutator<'_>, random: &mut Random) -> Re
         })?;
         m.safepoint()?;
     }
-    for at in 0..count {
-        let targets: [u64; 4] = core::array::from_fn(|_| match options.aged {
-            0 => (at + count - NEIGHBOURS + random.below(2 * NEIGHBOURS)) % count,
-            _ => random.below(count),
-        });
-        m.with_room(|m| {
-            for (edge, target) in node(m, &table, at)?.edges.iter().zip(targets) {
-                edge.store(m, Some(node(m, &table, target)?));
-            }
-            Ok(())
-        })?;
-        m.safepoint()?;
+    // The table is gone through in parts that fit near. Nodes that are led to need not come near.
+    for part in 0..TABLE_PARTS {
+        for at in 0..count {
+            let target = |edge| target(options, at, edge, count);
+            let in_part = |edge: &u64| target(*edge) * TABLE_PARTS / count == part;
+            m.with_room(|m| {
+                for edge in (0..4).filter(in_part) {
+                    let target = target(edge);
+                    let of_table = chunk(m, &table, target)?;
+                    node(m, &table, at)?.edges[edge as usize].copy_from(m, &of_table[target as usize % CHUNK]);
+                }
+                Ok(())
+            })?;
+            m.safepoint()?;
+        }
     }
     Ok(table)
+}
+
+/// The node that an edge leads to.
+fn target(options: &Options, at: u64, edge: u64, count: u64) -> u64 {
+    let random = mix(options.seed ^ (4 * at + edge));
+    match options.aged {
+        0 => (at + count - NEIGHBOURS + random % (2 * NEIGHBOURS)) % count,
+        _ => random % count,
+    }
 }
 
 /// Collections that find nearly all of a graph alive, while nothing changes.
@@ -88,9 +106,8 @@ pub(crate) fn run_marking(options: &Options) -> Result<Outcome> {
     let (heap, gc) = heaps(options)?;
     let mut outcome = Outcome::new();
     let mut m = gc.enter();
-    let mut random = Random::new(options.seed);
     let _root = outcome.phase("fill", node_count(options), || {
-        let table = make_graph(options, &mut m, &mut random)?;
+        let table = make_graph(options, &mut m)?;
         m.with_room(|m| Ok(m.root(node(m, &table, 0)?)))
     })?;
     // The table goes, and with it the few nodes that only the table leads to.
@@ -123,7 +140,7 @@ pub(crate) fn run_beside(options: &Options) -> Result<Outcome> {
     let mut m = gc.enter();
     let mut random = Random::new(options.seed);
     let count = node_count(options);
-    let table = outcome.phase("fill", count, || make_graph(options, &mut m, &mut random))?;
+    let table = outcome.phase("fill", count, || make_graph(options, &mut m))?;
     m.collect()?;
     let before = heap.stats();
     let (mut sum, mut far_peak) = (0u64, 0);

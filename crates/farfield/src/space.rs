@@ -366,6 +366,12 @@ impl<'space> SpaceScope<'space> {
         self.fault_in(page, AccessMode::Read)
     }
 
+    /// Brings a unit near that was made, if it is not, and returns its address. If it is, it does not
+    /// count as used.
+    pub fn peek(&self, page: u32) -> Result<NonNull<u8>, FarError> {
+        self.fault_in(page, AccessMode::Peek)
+    }
+
     /// Brings a unit near to change it, and returns its address.
     pub fn bring_to_change(&self, page: u32) -> Result<NonNull<u8>, FarError> {
         self.fault_in(page, AccessMode::Write)

@@ -182,6 +182,15 @@ impl EntryTable {
         Ok(EntryWord(word.load(Ordering::Acquire)))
     }
 
+    /// Loads the word of an entry of this heap, and brings its page near, which does not count as used.
+    pub(crate) fn peek(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
+        let (page, offset) = self.place(entry);
+        let address = scope.peek(page)?;
+        // SAFETY: as in `load`.
+        let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
+        Ok(EntryWord(word.load(Ordering::Acquire)))
+    }
+
     /// Loads the word of an entry of this heap if its page is near. Returns the page if it is not.
     #[inline]
     pub(crate) fn load_near(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, u32> {

@@ -27,6 +27,9 @@ use super::{DerefOutcome, FrameId, FrameWord, Handle, LogClass, LogWord, ObjectL
 pub enum AccessMode {
     /// Access to bytes that stay as they are.
     Read,
+    /// The same, by a thread whose uses do not show what the program uses, as a collector: the page
+    /// does not count as used.
+    Peek,
     /// Access to bytes that change.
     Write,
     /// Access to make an object: the page may be Empty.
@@ -39,6 +42,7 @@ impl AccessMode {
     pub fn decide(self, word: FrameWord) -> (FrameWord, DerefOutcome) {
         match self {
             AccessMode::Read => word.deref(false),
+            AccessMode::Peek => word.peek(),
             AccessMode::Write => word.deref(true),
             AccessMode::Create => word.create(),
         }
@@ -46,7 +50,13 @@ impl AccessMode {
 
     /// Returns the state in which a page fetched for this access lands.
     pub fn fetch_intent(self) -> FetchIntent {
-        if self == AccessMode::Read { FetchIntent::Read } else { FetchIntent::Write }
+        if self.is_read() { FetchIntent::Read } else { FetchIntent::Write }
+    }
+
+    /// Checks whether the bytes stay as they are.
+    #[inline]
+    pub fn is_read(self) -> bool {
+        matches!(self, AccessMode::Read | AccessMode::Peek)
     }
 }
 
@@ -400,7 +410,7 @@ mod tests {
     /// Pages: where the object is, and where it comes to.
     const FROM: u32 = 0;
     const TO: u32 = 1;
-    const MODES: [AccessMode; 3] = [AccessMode::Read, AccessMode::Write, AccessMode::Create];
+    const MODES: [AccessMode; 4] = [AccessMode::Read, AccessMode::Peek, AccessMode::Write, AccessMode::Create];
     const INTENTS: [FetchIntent; 3] = [FetchIntent::Read, FetchIntent::Write, FetchIntent::Prefetch];
 
     /// Words of two pages and one object, and what another thread does before the first exchange.
@@ -501,6 +511,12 @@ mod tests {
             (State::Near | State::Cooling | State::Writeback, PageLookup::Resident(frame, before)) => {
                 assert_eq!((Some(frame), before), (seen.frame(), seen));
                 let slot = SlotHint::new(frame, 0);
+                if mode == AccessMode::Peek {
+                    let marks = |word: FrameWord| (word.is_referenced(), word.is_ahead());
+                    assert!(left.state() == State::Near && left.frame() == Some(frame));
+                    assert!(if seen.state() == State::Near { left == seen } else { marks(left).0 == marks(seen).0 });
+                    return;
+                }
                 assert!(if mode == AccessMode::Read { left.confirms(slot) } else { left.confirms_dirty(slot) });
                 assert!(seen.state() == State::Near || left.is_referenced());
             }

@@ -228,6 +228,20 @@ impl FrameWord {
         }
     }
 
+    /// Decides what a reader has to do whose access says nothing of the next one. Like
+    /// [`FrameWord::deref`] for reading, but the page does not count as used.
+    #[inline]
+    pub fn peek(self) -> (FrameWord, DerefOutcome) {
+        match (self.state(), self.frame()) {
+            (State::Near, Some(frame)) => (self, DerefOutcome::Resident(frame)),
+            (State::Cooling | State::Writeback, _) => {
+                let (word, outcome) = self.deref(false);
+                (word.set(REFERENCED, self.is_referenced()), outcome)
+            }
+            _ => self.deref(false),
+        }
+    }
+
     /// Decides what a mutator that makes an object in the page has to do. Like [`FrameWord::deref`]
     /// for writing, but an Empty page is made.
     #[inline]
@@ -389,7 +403,7 @@ mod tests {
     const FRAMES: [FrameId; 2] = [FrameId(1), FrameId(FRAMES_MAX - 1)];
 
     fn next(word: FrameWord) -> Vec<FrameWord> {
-        let mut next = vec![word.deref(false).0, word.deref(true).0, word.create().0];
+        let mut next = vec![word.deref(false).0, word.deref(true).0, word.peek().0, word.create().0];
         next.extend(word.cool());
         next.extend(word.claim_for_eviction());
         next.extend(word.finish_writeback());

@@ -127,7 +127,9 @@ impl AccessFault {
     pub(crate) fn look_for_page(&self, core: &HeapInner, record: &ThreadState) -> FaultStep {
         match look_up_page(core, self.number, self.mode) {
             PageLookup::Resident(frame, seen) => {
-                count_use(record, seen);
+                if self.mode != AccessMode::Peek {
+                    count_use(record, seen);
+                }
                 FaultStep::Done(SlotHint::new(frame, 0))
             }
             PageLookup::Loading => FaultStep::WaitFor(self.number),
@@ -221,7 +223,7 @@ impl FetchTarget {
     /// Checks whether its frames stay clean after an access: they can be had even if the pool is
     /// full. (An object gets a place in a page that is filled.)
     fn stays_clean(&self, mode: AccessMode) -> bool {
-        mode == AccessMode::Read && !matches!(self, FetchTarget::Object(..))
+        mode.is_read() && !matches!(self, FetchTarget::Object(..))
     }
 
     /// Checks whether it is made and not fetched.

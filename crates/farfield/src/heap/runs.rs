@@ -24,7 +24,7 @@ impl Scope<'_> {
         let word = unsafe { &*self.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
         let word = FrameWord(word.load(Ordering::Acquire));
-        let FrameId(frame) = if mode == AccessMode::Read { word.near() } else { word.near_dirty() }?;
+        let FrameId(frame) = if mode.is_read() { word.near() } else { word.near_dirty() }?;
         self.touch();
         // SAFETY: a page's word names a frame of the arena.
         Some(unsafe { self.arena.add(frame as usize * PAGE_BYTES) })
@@ -76,7 +76,7 @@ impl Scope<'_> {
         let is_next = |count: &usize| {
             // SAFETY: units of one run, so their pages are below `self.pages`, too.
             let word = FrameWord(unsafe { &*self.words.add(first as usize + count) }.load(Ordering::Acquire));
-            let near = if mode == AccessMode::Read { word.near() } else { word.near_dirty() };
+            let near = if mode.is_read() { word.near() } else { word.near_dirty() };
             near == Some(FrameId(frame + *count as u32))
         };
         (1..most).take_while(is_next).count() + 1

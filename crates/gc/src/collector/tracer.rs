@@ -266,14 +266,13 @@ impl<'a> Tracer<'a> {
     }
 
     /// Looks at an object that is near, or in a copy of its page. Another one waits for its page, or
-    /// for that of its entry.
+    /// for that of its entry; so does one whose page is about to leave, for that would then stay.
     fn trace_or_wait(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
         if self.heap.far_tracing == FarTracing::Frames {
             return self.trace(scope, entry);
         }
         let at = match self.heap.entries.load_near(scope, entry) {
             Ok(at) => at,
-            Err(page) if self.heap.pages.space().is_near(page) => self.heap.entries.load(scope, entry)?,
             Err(page) => match self.far.word(page, self.heap.entries.place(entry).1) {
                 Some(word) => EntryWord(word),
                 None => {
@@ -289,7 +288,7 @@ impl<'a> Tracer<'a> {
     fn trace_at_or_wait(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
         let page = at.page();
         let region = self.old.unit_of(page).and_then(|id| self.old.get(id.0));
-        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || self.heap.pages.space().is_near(page) {
+        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || scope.near(page).is_some() {
             return self.trace_at(scope, entry, at);
         }
         if self.far.copy(page).is_some() {
@@ -315,7 +314,7 @@ impl<'a> Tracer<'a> {
         scope.renew();
         self.marking.wait_for_log(time);
         self.marking.take_log(&mut self.stack);
-        let arrived = self.far.take_arrived(|page| heap.pages.space().is_near(page));
+        let arrived = self.far.take_arrived(|page| scope.near(page).is_some());
         let is_in_vain = arrived.is_empty() && self.stack.is_empty();
         deferral.add(wait_begun.elapsed(), self.begun.elapsed(), is_in_vain);
         self.live.waited = deferral.waited();
@@ -469,14 +468,21 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
+    /// Counts a page that is about to be brought near, if it is far.
+    fn count_brought(&mut self, page: u32) {
+        self.live.brought_pages += u64::from(!self.heap.pages.space().is_near(page));
+    }
+
     /// Brings an object near, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
         let at = match self.heap.entries.load_near(scope, entry) {
             Ok(at) => at,
-            Err(_) => {
-                let at = self.heap.entries.load(scope, entry)?;
-                self.live.brought_pages += 1;
-                at
+            Err(page) => {
+                self.count_brought(page);
+                match self.heap.far_tracing {
+                    FarTracing::Frames => self.heap.entries.load(scope, entry)?,
+                    _ => self.heap.entries.peek(scope, entry)?,
+                }
             }
         };
         self.trace_at(scope, entry, at)
@@ -488,9 +494,12 @@ impl<'a> Tracer<'a> {
         let base = match scope.near(at.page()) {
             Some(base) => base,
             None => {
-                let base = scope.bring(at.page())?;
-                self.live.brought_pages += 1;
-                base
+                self.count_brought(at.page());
+                match self.heap.far_tracing {
+                    FarTracing::Frames => scope.bring(at.page())?,
+                    // What the collector uses says nothing of what the program will.
+                    _ => scope.peek(at.page())?,
+                }
             }
         };
         self.occupy(entry, unit, at)?;
