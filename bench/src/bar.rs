@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Bar {
     /// Whose time.
     pub of: String,
-    /// Over whose time.
+    /// Over whose time. Of several, `A or B or C`, it is the best of those that ran.
     pub to: String,
     /// The figure that is compared; without it the time of an operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,6 +31,11 @@ impl Bar {
     /// Names the two contenders, and the figure if it is not the time.
     pub(crate) fn sides(&self) -> String {
         sides(&self.of, &self.to, self.figure.as_deref())
+    }
+
+    /// Names the contenders that it is over.
+    pub(crate) fn opponents(&self) -> impl Iterator<Item = &str> {
+        self.to.split(" or ")
     }
 
     /// Does the bar speak of this pair at this point?

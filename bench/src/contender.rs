@@ -5,6 +5,7 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child;
 use crate::company::{self, Company};
 use crate::fio;
+use crate::java::{self, Collector, Paging};
 use crate::job::{Job, heap_on, job_on, job_with, native, sample, twice};
 use crate::line::Sample;
 use crate::places::{self, Chooser};
@@ -48,6 +49,8 @@ pub(crate) enum Contender {
     Peer(Peer),
     /// A library for tables, under Linux swap to compressed RAM.
     Tables(Library),
+    /// The same program in Java, whose memory is served in this way.
+    Java(Collector, Paging),
     /// The program simulates a cluster under a policy of this name.
     Policy(&'static str),
     /// The program simulates near memory under a policy of page replacement of this name.
@@ -199,6 +202,12 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "one-sided" => Contender::Peer(Peer::OneSided),
         "pandas" => Contender::Tables(Library::Pandas),
         "polars" => Contender::Tables(Library::Polars),
+        "java-g1" => Contender::Java(Collector::G1, Paging::Swap),
+        "java-zgc" => Contender::Java(Collector::Zgc, Paging::Swap),
+        "java-shenandoah" => Contender::Java(Collector::Shenandoah, Paging::Swap),
+        "java-g1-farfield" => Contender::Java(Collector::G1, Paging::Farfield),
+        "java-zgc-farfield" => Contender::Java(Collector::Zgc, Paging::Farfield),
+        "java-shenandoah-farfield" => Contender::Java(Collector::Shenandoah, Paging::Farfield),
         "sim-near" => Contender::Policy("near"),
         "sim-uniform" => Contender::Policy("uniform:0.75"),
         "sim-variable" => Contender::Policy("variable"),
@@ -224,7 +233,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, fio, sim-near, sim-uniform, sim-variable, \
+             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
@@ -240,7 +249,7 @@ impl Contender {
     pub(crate) fn sample(self, job: &Job<'_>) -> Result<Sample> {
         match self {
             Contender::Native => native(job),
-            Contender::Swap(store) => swapped(store, job.program, job.arguments, job.near_bytes, job),
+            Contender::Swap(store) => swapped(store, job.near_bytes, job.data_bytes, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::FarfieldHuge => job_with(&["--huge-pages".into()], job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
@@ -252,6 +261,7 @@ impl Contender {
             Contender::FarfieldAt(chooser) => places::sample(chooser, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Tables(library) => tables::sample(library, job),
+            Contender::Java(collector, paging) => java::sample(collector, paging, job),
             Contender::Policy(name) => simulated(name, job),
             Contender::Replacement(name) => replaced(name, job),
             Contender::Fio => fio::sample(job),
@@ -293,29 +303,23 @@ fn replayed(far: Far, job: &Job<'_>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// A program for this job under Linux swap, so much of it near.
-pub(crate) fn swapped(
-    store: Store,
-    program: &Path,
-    arguments: &[String],
-    near_bytes: u64,
-    job: &Job<'_>,
-) -> Result<Sample> {
+/// The program of a job under Linux swap, so much of it near, which takes so much memory in all.
+pub(crate) fn swapped(store: Store, near_bytes: u64, all_bytes: u64, job: &Job<'_>) -> Result<Sample> {
     swap::ensure_allowed()?;
     let hierarchy = Hierarchy::find()?;
     let ledger = Ledger::open(job.ledger, LOCK_WITHIN)?;
     for attempt in 0..=OOM_RETRIES {
         let mut undo = Undo::new(&ledger);
-        // Room for all data twice over: slots of pages that have come back are freed late.
-        let bytes = job.data_bytes * 2 + (64 << 20);
+        // Room for everything twice over: slots of pages that have come back are freed late.
+        let bytes = all_bytes * 2 + (64 << 20);
         let area = match store {
             Store::Zram => Area::zram(bytes, &mut undo)?,
             Store::File => Area::file(&job.scratch.join("swap"), bytes, &mut undo)?,
         };
         let group = Cgroup::new(&hierarchy, near_bytes, &mut undo)?;
         let before = Traffic::now();
-        let mut command = group.command(program);
-        command.args(arguments);
+        let mut command = group.command(job.program);
+        command.args(job.arguments);
         let finished = child::run(command, job.scratch, job.patience);
         let traffic = Traffic::now().since(before);
         let (oom_kills, peak) = (group.oom_kills(), group.peak_bytes());

@@ -237,8 +237,9 @@ impl Experiment {
             ensure!(self.limits.contains(limit), "`floor` names {limit}, which is not among `limits`");
         }
         for bar in &self.bars {
-            for side in [&bar.of, &bar.to] {
-                ensure!(self.contenders.contains(side), "a bar speaks of {side}, which is not among the contenders");
+            for side in bar.opponents().chain([bar.of.as_str()]) {
+                let is_known = self.contenders.iter().any(|name| name == side);
+                ensure!(is_known, "a bar speaks of {side}, which is not among the contenders");
             }
             ensure!(
                 bar.at_most > 0.0 && bar.aim.is_none_or(|aim| aim <= bar.at_most),
@@ -570,6 +571,7 @@ mod tests {
         check("near_percent = 25", "near_percent = \"x\"", "must be a number");
         check("[\"native\", \"swap-zram\"]", "[\"native\"]", "baseline");
         check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"memcached\"]", "memcached");
+        check("to = \"swap-zram\"", "to = \"swap-zram or swap-fire\"", "a bar speaks of swap-fire");
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
         check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
         check("[quick.parameters]", "[each.scan]\n ops = 1\n[quick.parameters]", "`each` overrides ops");

@@ -15,6 +15,7 @@ mod contender;
 pub mod driver;
 pub mod experiment;
 mod fio;
+mod java;
 mod job;
 mod limits;
 pub mod line;

@@ -201,36 +201,44 @@ impl ContenderResult {
 }
 
 /// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached. Figures are compared where a bar
-/// speaks of one.
+/// speaks of one, and the best of several contenders where a bar speaks of them.
 pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Vec<RatioResult> {
     let ours = |name: &str| name.starts_with("farfield") || name.starts_with("heap");
     let mut ratios = Vec::new();
-    for of in contenders {
-        for to in contenders {
-            if of.status != Status::Ok || to.status != Status::Ok {
-                continue;
-            }
-            let mut compare = |figure: Option<&str>, bar: Option<&Bar>| {
-                let values = of.values(figure).zip(to.values(figure));
-                if let Some(ratio) = values.and_then(|(of, to)| ratio(&of, &to)) {
-                    ratios.push(RatioResult {
-                        of: of.name.clone(),
-                        to: to.name.clone(),
-                        figure: figure.map(str::to_owned),
-                        ratio,
-                        over_budget: of.over_budget(),
-                        bar: bar.cloned(),
-                    });
-                }
-            };
+    let mut compare = |of: &ContenderResult, to: &ContenderResult, figure: Option<&str>, bar: Option<&Bar>| {
+        let values = of.values(figure).zip(to.values(figure));
+        if let Some(ratio) = values.and_then(|(of, to)| ratio(&of, &to)) {
+            ratios.push(RatioResult {
+                of: of.name.clone(),
+                to: bar.map_or(&to.name, |bar| &bar.to).clone(),
+                figure: figure.map(str::to_owned),
+                ratio,
+                over_budget: of.over_budget(),
+                bar: bar.cloned(),
+            });
+        }
+    };
+    let ran = || contenders.iter().filter(|contender| contender.status == Status::Ok);
+    for of in ran() {
+        for to in ran() {
             let own = |bar: &&Bar| bar.covers(&of.name, &to.name, point);
             let (of_figures, of_time): (Vec<&Bar>, Vec<&Bar>) =
                 bars.iter().filter(own).partition(|bar| bar.figure.is_some());
             if (ours(&of.name) && !ours(&to.name)) || !of_time.is_empty() {
-                compare(None, of_time.first().copied());
+                compare(of, to, None, of_time.first().copied());
             }
             for bar in of_figures {
-                compare(bar.figure.as_deref(), Some(bar));
+                compare(of, to, bar.figure.as_deref(), Some(bar));
+            }
+        }
+        let of_several = |bar: &&Bar| bar.opponents().count() > 1 && bar.covers(&of.name, &bar.to, point);
+        for bar in bars.iter().filter(of_several) {
+            let figure = bar.figure.as_deref();
+            let median = |to: &ContenderResult| Some(summary(&to.values(figure)?)?.median);
+            let opponents = ran().filter(|to| bar.opponents().any(|name| name == to.name));
+            let measured = opponents.filter_map(|to| Some((to, median(to)?)));
+            if let Some((best, _)) = measured.min_by(|(_, one), (_, other)| one.total_cmp(other)) {
+                compare(of, best, figure, Some(bar));
             }
         }
     }
@@ -347,6 +355,23 @@ mod tests {
             .collect();
         let expected = [("farfield / farfield-tcp", 1.5, false), ("farfield / farfield-tcp, faults", 0.5, true)];
         assert_eq!(found, expected.map(|(sides, ratio, passes)| (sides.to_string(), ratio, Some(passes))));
+    }
+
+    #[test]
+    fn a_bar_over_several_contenders_is_over_the_best_that_ran() {
+        let to = "java-zgc or java-g1 or java-shenandoah";
+        let bar = Bar { of: "heap".into(), to: to.into(), figure: None, at_most: 0.5, aim: None, at: Point::new() };
+        let judged = |others: &[ContenderResult]| -> Vec<(f64, Option<bool>)> {
+            let contenders = [&[contender("heap", &[4.0])], others].concat();
+            let found = ratios(&contenders, std::slice::from_ref(&bar), &Point::new());
+            found.iter().filter(|found| found.bar.is_some()).map(|found| (found.ratio.ratio, found.passes())).collect()
+        };
+        let (slow, fast) = (contender("java-g1", &[16.0]), contender("java-shenandoah", &[5.0]));
+        assert_eq!(judged(&[slow.clone(), fast.clone()]), [(0.8, Some(false))]);
+        let mut killed = fast;
+        killed.status = Status::Unavailable { why: "killed".into(), remedy: "none".into() };
+        assert_eq!(judged(&[slow, killed.clone()]), [(0.25, Some(true))]);
+        assert_eq!(judged(&[killed]), []);
     }
 
     #[test]

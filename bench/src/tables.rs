@@ -43,7 +43,8 @@ pub(crate) fn sample(library: Library, job: &Job<'_>) -> Result<Sample> {
     let columns = job.scratch.join("columns");
     write_columns(&columns, job)?;
     words.push(columns.to_string_lossy().into_owned());
-    let sample = swapped(Store::Zram, &python, &words, job.near_bytes + own_bytes, job);
+    let with_library = Job { program: &python, arguments: &words, ..*job };
+    let sample = swapped(Store::Zram, job.near_bytes + own_bytes, job.data_bytes, &with_library);
     fs::remove_dir_all(&columns)?;
     let mut sample = sample?;
     sample.figures.insert("own_bytes".into(), own_bytes as f64);

@@ -34,10 +34,16 @@ fn local_server(name: &str) -> Server {
 fn work(arguments: &[&str]) -> (String, Vec<String>) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data");
     let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
-    let output = command.args(arguments).env("FARFIELD_DATA", folder).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    command.args(arguments).env("FARFIELD_DATA", folder);
+    result(command)
+}
+
+/// Runs a program; its checksum and its phases.
+fn result(mut command: Command) -> (String, Vec<String>) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(line["verified"], true, "{arguments:?}: {line}");
+    assert_eq!(line["verified"], true, "{command:?}: {line}");
     let phases = line["phases"].as_array().unwrap().iter();
     let phases = phases.map(|phase| phase["name"].as_str().unwrap().to_owned()).collect();
     (line["checksum"].as_str().unwrap().to_owned(), phases)
@@ -84,6 +90,29 @@ fn collected_objects() {
 fn check_collected(words: &[&str]) {
     let near = ["--near", "3145728", "--pool", "ram:"];
     assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
+}
+
+/// The programs in Java do the same as their twins: otherwise their times are not comparable.
+#[test]
+fn collected_objects_in_java() {
+    let classes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java");
+    let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("java")).unwrap();
+    let mut javac = Command::new("javac");
+    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-d"]).arg(&classes);
+    let output = match javac.args(sources.map(|source| source.unwrap().path())).output() {
+        Ok(output) => output,
+        Err(error) => return eprintln!("skipped: javac cannot be started: {error}"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for (class, words) in [
+        ("GraphStore", &["graph-store", "--data-mib", "2", "--ops", "3000"][..]),
+        ("BuildEngine", &["build", "--data-mib", "5", "--ops", "520"]),
+        ("GcCache", &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"]),
+    ] {
+        let mut java = Command::new("java");
+        java.arg("-Xmx256m").arg("-cp").arg(&classes).arg(class).args(&words[1..]);
+        assert_eq!(result(java), work(words), "{words:?}");
+    }
 }
 
 #[test]
