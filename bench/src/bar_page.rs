@@ -1,9 +1,8 @@
 //! Page of bars, docs/benchmarks.md: all that must hold, from the newest receipts.
 //!
-//! Points that one bar covers share a row, and so do bars of an experiment with one bound that are held. The sentence on
-//! a missed bar is in `[missed]` of the parameter file. All other figures are on the page of [`crate::report`].
+//! A bar that is missed has a row, for all points that it covers, with the sentence in `[missed]` of the parameter file. Bars of
+//! one experiment that are held share a row, which shows the nearest. All other figures are on the page of [`crate::report`].
 
-use crate::bar::Bar;
 use crate::built_in;
 use crate::driver::describe;
 use crate::experiment::Experiment;
@@ -55,13 +54,15 @@ fn relative(folder: &Path, file: &Path) -> Option<String> {
     Some(up.chain(down).collect::<Vec<_>>().join("/"))
 }
 
-/// Row of the page: one bar, with its values at all points that it covers, or several with one bound that are held.
+/// One bar, with its values at all points that it covers.
 struct BarRow {
     /// What the bar speaks of, as `[missed]` names it.
     subject: String,
     /// Points that the bar is for; empty if it is for all.
     at: String,
-    bar: String,
+    /// Largest value that passes; the smallest one if `is_least`.
+    limit: f64,
+    is_least: bool,
     aim: String,
     values: Vec<f64>,
     held: usize,
@@ -70,6 +71,12 @@ struct BarRow {
 }
 
 impl BarRow {
+    /// Creates the row of a bar that nothing was measured for.
+    fn new(subject: String, at: String, limit: f64) -> BarRow {
+        let (aim, values, receipts) = (String::new(), Vec::new(), Vec::new());
+        BarRow { subject, at, limit, is_least: false, aim, values, held: 0, receipts }
+    }
+
     /// Is the bar held wherever it was measured, and was it?
     fn passes(&self) -> bool {
         self.held > 0 && self.held == self.values.len()
@@ -87,36 +94,41 @@ impl BarRow {
         }
     }
 
-    /// Adds another bar of the same bound.
-    fn join(&mut self, other: BarRow) {
-        self.subject = format!("{}; {}", self.subject, other.subject);
-        self.values.extend(other.values);
-        self.held += other.held;
-        let new = other.receipts.into_iter().filter(|receipt| !self.receipts.contains(receipt));
-        let new: Vec<String> = new.collect();
-        self.receipts.extend(new);
+    /// Returns how near the worst value is to what the bar allows: 1 at the bar, less if it is held.
+    fn nearness(&self) -> f64 {
+        let worst = |value: &f64| if self.is_least { self.limit / value } else { value / self.limit };
+        // Nothing of nothing is 0 over 0.
+        self.values.iter().map(worst).filter(|nearness| !nearness.is_nan()).fold(0.0, f64::max)
+    }
+
+    /// Returns what the bar speaks of, and where.
+    fn subject_and_place(&self) -> String {
+        if self.at.is_empty() { self.subject.clone() } else { format!("{} ({})", self.subject, self.at) }
+    }
+
+    /// Returns the bar as text.
+    fn bar(&self) -> String {
+        format!("{} {}", if self.is_least { '≥' } else { '≤' }, self.limit)
     }
 
     /// Returns the cells up to where the bar is held.
     fn cells(&self) -> String {
-        let at = if self.at.is_empty() { String::new() } else { format!(" ({})", self.at) };
         let held =
             if self.values.is_empty() { "–".into() } else { format!("{} of {}", self.held, self.values.len()) };
-        format!("{}{at} | {} | {} | {} | {held}", self.subject, self.bar, self.aim, self.measured())
+        format!("{} | {} | {} | {} | {held}", self.subject_and_place(), self.bar(), self.aim, self.measured())
     }
 }
 
-/// Rows of the page that are still being collected from receipts of one experiment.
+/// Bars of one experiment that are still being collected from its receipts.
 #[derive(Default)]
 struct BarRows(Vec<BarRow>);
 
 impl BarRows {
     /// Adds a value to the row of its bar. A bar without a value only has a row.
-    fn add(&mut self, key: [String; 4], value: Option<f64>, passes: bool, receipt: &str) {
-        let [subject, at, bar, aim] = key;
-        let same = |row: &BarRow| row.subject == subject && row.at == at && row.bar == bar && row.aim == aim;
-        let index = self.0.iter().position(same).unwrap_or_else(|| {
-            self.0.push(BarRow { subject, at, bar, aim, values: vec![], held: 0, receipts: vec![] });
+    fn add(&mut self, bar: BarRow, value: Option<f64>, passes: bool, receipt: &str) {
+        let key = |row: &BarRow| (row.subject.clone(), row.at.clone(), row.bar(), row.aim.clone());
+        let index = self.0.iter().position(|row| key(row) == key(&bar)).unwrap_or_else(|| {
+            self.0.push(bar);
             self.0.len() - 1
         });
         let row = &mut self.0[index];
@@ -129,59 +141,37 @@ impl BarRows {
         }
     }
 
-    /// Returns the rows; bars that are held and differ only in what they speak of have one together.
-    fn grouped(self) -> Vec<BarRow> {
-        let mut grouped: Vec<BarRow> = Vec::new();
-        for row in self.0 {
-            let is_alike = |other: &&mut BarRow| {
-                other.passes() && row.passes() && [&other.at, &other.bar, &other.aim] == [&row.at, &row.bar, &row.aim]
-            };
-            match grouped.iter_mut().find(is_alike) {
-                Some(other) => other.join(row),
-                None => grouped.push(row),
-            }
-        }
-        grouped
-    }
-
     /// Adds all bars that a line has.
     fn add_line(&mut self, line: &Line) {
         let receipt = receipt(line);
         for point in &line.points {
             for ratio in &point.ratios {
                 if let Some(bar) = &ratio.bar {
-                    let key = [ratio.sides(), describe(&bar.at, &[]), at_most(bar.at_most), aim(bar)];
-                    self.add(key, Some(ratio.ratio.ratio), ratio.passes() == Some(true), &receipt);
+                    let row = BarRow::new(ratio.sides(), describe(&bar.at, &[]), bar.at_most);
+                    let aim = bar.aim.map_or(String::new(), |aim| aim.to_string());
+                    self.add(BarRow { aim, ..row }, Some(ratio.ratio.ratio), ratio.passes() == Some(true), &receipt);
                 }
             }
             for found in &point.bounds {
                 let bound = &found.bound;
-                let key = [bound.subject(), describe(&bound.at, &[]), at_most(bound.at_most), String::new()];
-                self.add(key, Some(found.worst), found.passes(), &receipt);
+                let row = BarRow::new(bound.subject(), describe(&bound.at, &[]), bound.at_most);
+                self.add(row, Some(found.worst), found.passes(), &receipt);
             }
         }
         for found in &line.means {
             let mean = &found.mean;
             if let (Some(passes), Some(bar)) = (found.passes(), mean.at_most) {
                 let at = if mean.at.is_empty() && mean.except.is_empty() { String::new() } else { mean.covered() };
-                self.add([mean.subject(), at, at_most(bar), String::new()], found.ratio, passes, &receipt);
+                self.add(BarRow::new(mean.subject(), at, bar), found.ratio, passes, &receipt);
             }
         }
         for found in &line.quorums {
             let quorum = &found.quorum;
-            let key = [quorum.subject(), describe(&quorum.at, &[]), format!("≥ {}", quorum.share), String::new()];
+            let row = BarRow::new(quorum.subject(), describe(&quorum.at, &[]), quorum.share);
             let share = (found.points > 0).then(|| found.held as f64 / found.points as f64);
-            self.add(key, share, found.passes(), &receipt);
+            self.add(BarRow { is_least: true, ..row }, share, found.passes(), &receipt);
         }
     }
-}
-
-fn at_most(bar: f64) -> String {
-    format!("≤ {bar}")
-}
-
-fn aim(bar: &Bar) -> String {
-    bar.aim.map_or(String::new(), |aim| aim.to_string())
 }
 
 /// Returns the name of a receipt: its commit, or that it is a smoke run.
@@ -202,17 +192,24 @@ fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> S
         }
         bars += rows.0.len();
         bars_held += rows.0.iter().filter(|row| row.passes()).count();
-        for row in rows.grouped() {
-            let receipts = if row.receipts.is_empty() { receipt(lines[0]) } else { row.receipts.join(", ") };
-            let receipts = links.to(&receipts, &file_name(name));
-            let start = format!("| {} | {}", links.parameters(name), row.cells());
-            if row.passes() {
-                held.push(format!("{start} | {receipts} |"));
-            } else {
-                let experiment = experiments.iter().find(|experiment| experiment.name == *name);
-                let reason = experiment.and_then(|experiment| experiment.missed.get(&row.subject));
-                missed.push(format!("{start} | {} | {receipts} |", reason.map_or(NO_REASON, String::as_str)));
-            }
+        let receipts_of = |rows: &[BarRow]| {
+            let mut all: Vec<&str> = rows.iter().flat_map(|row| &row.receipts).map(String::as_str).collect();
+            all.sort_unstable();
+            all.dedup();
+            links.to(&if all.is_empty() { receipt(lines[0]) } else { all.join(", ") }, &file_name(name))
+        };
+        let of_experiment = rows.0.len();
+        let (passed, failed): (Vec<BarRow>, Vec<BarRow>) = rows.0.into_iter().partition(BarRow::passes);
+        let experiment = experiments.iter().find(|experiment| experiment.name == *name);
+        for row in failed {
+            let reason = experiment.and_then(|experiment| experiment.missed.get(&row.subject));
+            let (cells, reason) = (row.cells(), reason.map_or(NO_REASON, String::as_str));
+            missed.push(format!("| {} | {cells} | {reason} | {} |", links.parameters(name), receipts_of(&[row])));
+        }
+        if let Some(nearest) = passed.iter().max_by(|one, other| one.nearness().total_cmp(&other.nearness())) {
+            let (subject, bar, measured) = (nearest.subject_and_place(), nearest.bar(), nearest.measured());
+            let held_of = format!("{} of {of_experiment} | {subject} | {bar} | {measured}", passed.len());
+            held.push(format!("| {} | {held_of} | {} |", links.parameters(name), receipts_of(&passed)));
         }
     }
     let mut out = format!(
@@ -220,15 +217,16 @@ fn page(lines: &[&Line], experiments: &[Experiment], links: &PageLinks<'_>) -> S
          Written by `farfield bench report` from the newest receipts; do not edit. {} of {} bars are held.\n\n\
          A ratio compares samples taken in turns in one run; below 1 the first contender is faster. A bar\n\
          must hold, an aim should. *Measured* is the smallest to the largest value of all points of a bar,\n\
-         and *held at* counts these points. {} says how all of this is measured.\n\
+         and *held at* counts these points. Of bars that are held, the one that is nearest to its bound is shown.\n\
+         {} says how all of this is measured.\n\
          `farfield bench report --full` writes all other figures and the plots into `target/benchmarks`.\n",
         bars_held,
         bars,
         links.to("bench.md", "../../docs/design/bench.md"),
     );
-    let columns = "| experiment | what is measured | bar | aim | measured | held at |";
-    table(&mut out, "Missed", &format!("{columns} why | receipt |"), &missed);
-    table(&mut out, "Held", &format!("{columns} receipt |"), &held);
+    let columns = "| experiment | what is measured | bar | aim | measured | held at | why | receipt |";
+    table(&mut out, "Missed", columns, &missed);
+    table(&mut out, "Held", "| experiment | bars held | the nearest | bar | measured | receipt |", &held);
     if !unjudged.is_empty() {
         writeln!(out, "\n## Without a bar\n\nReceipts that nothing judges: {}.", unjudged.join(", ")).ok();
     }
@@ -274,10 +272,10 @@ mod tests {
         check(&missed, "Missed", " | 0123456 |");
         assert!(missed.contains("0 of 1 bars are held") && !missed.contains("## Held"), "{missed}");
         line.points.truncate(1);
-        let row = "| paging/random | farfield / swap-zram | ≤ 0.5 | 0.4 | 0.450 | 1 of 1 | 0123456 |";
+        let row = "| paging/random | 1 of 1 | farfield / swap-zram | ≤ 0.5 | 0.450 | 0123456 |";
         check(&unlinked(&[&line]), "Held", row);
         line.quick = true;
-        check(&unlinked(&[&line]), "Held", "| 1 of 1 | smoke run |");
+        check(&unlinked(&[&line]), "Held", "| 0.450 | smoke run |");
         line.points.clear();
         check(&unlinked(&[&line]), "Without", "paging/random.");
     }
@@ -295,8 +293,28 @@ mod tests {
             "| paging/random | heap / native, mean | ≤ 1.1 |  | not measured | – | Not explained yet. | 0123456 |";
         assert!(unlinked(&[&run(None)]).contains(row));
         let both = unlinked(&[&run(None), &run(Some(1.0))]);
-        assert!(both.contains("| heap / native, mean | ≤ 1.1 |  | 1.000 | 1 of 1 | 0123456 |"), "{both}");
+        assert!(both.contains("| 1 of 1 | heap / native, mean | ≤ 1.1 | 1.000 | 0123456 |"), "{both}");
         assert!(!both.contains("## Missed"), "{both}");
+    }
+
+    #[test]
+    fn of_bars_that_are_held_the_nearest_is_shown() {
+        let run = |ratios: [f64; 3]| {
+            let mut line = fixture();
+            line.points.clear();
+            let means = [("a", 2.0), ("b", 1.1), ("c", 10.0)].map(|(figure, at_most)| {
+                let text = format!("of = 'heap'\nto = 'native'\nfigure = '{figure}'\nat_most = {at_most}");
+                toml::from_str::<Mean>(&text).unwrap()
+            });
+            line.means =
+                means.into_iter().zip(ratios).map(|(mean, ratio)| MeanResult { mean, ratio: Some(ratio) }).collect();
+            unlinked(&[&line])
+        };
+        let page = run([1.5, 1.05, 2.0]);
+        assert!(page.contains("| 3 of 3 | heap / native, b, mean | ≤ 1.1 | 1.050 |"), "{page}");
+        let page = run([1.5, 1.15, 2.0]);
+        assert!(page.contains("| 2 of 3 | heap / native, a, mean | ≤ 2 | 1.500 |"), "{page}");
+        assert!(page.contains("| heap / native, b, mean | ≤ 1.1 |  | 1.150 | 0 of 1 |"), "{page}");
     }
 
     /// Targets of all links of a page.
