@@ -20,6 +20,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/graph.toml"),
         include_str!("../experiments/gc/beside.toml"),
+        include_str!("../experiments/gc/maps.toml"),
         include_str!("../experiments/gc/marking.toml"),
         include_str!("../experiments/gc/moves.toml"),
         include_str!("../experiments/gc/replace.toml"),

@@ -81,6 +81,10 @@ fn collected_objects() {
         &["graph-store", "--data-mib", "2", "--ops", "3000"],
         &["build", "--data-mib", "5", "--ops", "520"],
         &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"],
+        &["trie-map", "--data-mib", "6", "--ops", "20000", "--zipf-percent", "99", "--write-percent", "10"],
+        &["ordered-map", "--data-mib", "6", "--ops", "20000", "--zipf-percent", "99", "--write-percent", "10"],
+        &["map-scan", "--data-mib", "6", "--ops", "2000", "--write-percent", "10"],
+        &["append-log", "--data-mib", "6", "--ops", "50000", "--write-percent", "50"],
     ] {
         check_collected(words);
     }

@@ -12,6 +12,7 @@ mod deref;
 mod entry;
 mod frame;
 mod gc_cache;
+mod gc_maps;
 mod graph;
 mod graph_store;
 mod hash;
@@ -242,6 +243,14 @@ enum Workload {
     Build,
     /// Requests to a cache that evicts within a limit.
     GcCache,
+    /// Gets and updates of a map in no order.
+    TrieMap,
+    /// Gets and updates of a map in the order of its keys.
+    OrderedMap,
+    /// Scans of a map in the order of its keys, and updates.
+    MapScan,
+    /// Gets from a log, and appends to it, with trims.
+    AppendLog,
     /// Small objects behind owners of shared memory.
     ShareDeref,
     /// Objects of another node, read one at a time.
@@ -407,6 +416,10 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::GraphStore => graph_store::run(options),
         Workload::Build => build_engine::run(options),
         Workload::GcCache => gc_cache::run(options),
+        Workload::TrieMap => gc_maps::run(options, gc_maps::Scene::Trie),
+        Workload::OrderedMap => gc_maps::run(options, gc_maps::Scene::Ordered),
+        Workload::MapScan => gc_maps::run(options, gc_maps::Scene::Scan),
+        Workload::AppendLog => gc_maps::run(options, gc_maps::Scene::Log),
         Workload::ShareDeref => shared::run_deref(options),
         Workload::ShareRead => shared::run_read(options),
         Workload::ShareLock => shared::run_lock(options),

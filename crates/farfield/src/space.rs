@@ -337,20 +337,48 @@ impl<'space> SpaceScope<'space> {
         NonNull::new(self.scope.near_unit(self.scope.first_page + page, AccessMode::Write)?)
     }
 
-    /// Returns the address that this guess stands for, if the unit of this page is in the frame
-    /// that it names. The processor can load from the address while the guess is checked.
-    #[inline]
-    pub fn near_at(&self, page: u32, guess: SlotHint) -> Option<NonNull<u8>> {
-        assert!(page < self.scope.pages);
-        // SAFETY: `page` is below `pages`, the length of the table.
-        let word = unsafe { &*self.scope.words.add(page as usize) };
-        self.scope.touch();
-        // Acquire: the thread that brought the page has filled the frame.
-        if guess.frame() == FrameId(0) || !FrameWord(word.load(Ordering::Acquire)).confirms(guess) {
+    /// Returns the address of a unit as [`SpaceScope::near`] does, and notes nothing.
+    ///
+    /// The address is valid up to the next call on this scope, or longer if that is
+    /// [`SpaceScope::mark_used`].
+    #[inline(always)]
+    pub fn peek(&self, page: u32) -> Option<NonNull<u8>> {
+        if page >= self.scope.pages {
             return None;
         }
-        // SAFETY: the word names a frame, and a card lies within its frame, so this is inside the arena.
-        NonNull::new(unsafe { self.scope.arena.add(guess.offset()) })
+        // SAFETY: `page` is below `pages`, the length of the table.
+        let word = unsafe { &*self.scope.words.add(page as usize) };
+        // Acquire: the thread that brought the page has filled the frame.
+        let FrameId(frame) = FrameWord(word.load(Ordering::Acquire)).near()?;
+        Some(self.address(frame as usize * PAGE_BYTES))
+    }
+
+    /// Returns the address of a card of a unit that was made, if this guess stands for it. Valid as
+    /// that of [`SpaceScope::peek`].
+    ///
+    /// The processor can load from the address while the guess is checked.
+    #[inline(always)]
+    pub fn peek_at(&self, page: u32, card: u8, guess: SlotHint) -> Option<NonNull<u8>> {
+        if page >= self.scope.pages {
+            return None;
+        }
+        // SAFETY: `page` is below `pages`, the length of the table.
+        let word = unsafe { &*self.scope.words.add(page as usize) };
+        // Acquire: the thread that brought the page has filled the frame.
+        let is_there = FrameWord(word.load(Ordering::Acquire)).confirms(guess);
+        if !is_there || guess.card() != card || guess.frame() == FrameId(0) {
+            return None;
+        }
+        Some(self.address(guess.offset()))
+    }
+
+    /// Returns the address of a byte of the arena.
+    #[inline(always)]
+    fn address(&self, offset: usize) -> NonNull<u8> {
+        // SAFETY: a word of the table, which has confirmed the guess if there is one, names a frame of
+        // the arena, and a card lies within its frame. So this is inside of the arena, where no
+        // address is null.
+        unsafe { NonNull::new_unchecked(self.scope.arena.add(offset)) }
     }
 
     /// Lets the processor load a cache line of a unit while it does other things, if the unit is near.
@@ -588,8 +616,11 @@ mod tests {
                     let address = scope.bring(page).unwrap();
                     // The unit may be cooling, and stays for this scope all the same.
                     assert!(scope.near(page).is_none_or(|near| near == address));
-                    assert!(scope.near_at(page, scope.guess_of(address)).is_none_or(|near| near == address));
-                    assert_eq!(scope.near_at(page, SlotHint::new(FrameId(0), 0)), None);
+                    assert!(scope.peek(page).is_none_or(|near| near == address));
+                    let guess = scope.guess_of(address);
+                    assert!(scope.peek_at(page, 0, guess).is_none_or(|near| near == address));
+                    assert_eq!(scope.peek_at(page, 1, guess), None);
+                    assert_eq!(scope.peek_at(page, 0, SlotHint::new(FrameId(0), 0)), None);
                     // SAFETY: near in this scope.
                     assert_eq!(unsafe { address.cast::<u32>().read() }, page);
                     scope.renew();

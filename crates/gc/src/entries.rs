@@ -3,6 +3,7 @@
 //! An entry page is never given back: weak references remember the generations that lie in it.
 
 use crate::error::GcError;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield::space::SpaceScope;
 use farfield_core::gc::{ENTRIES_PER_PAGE, EntryWord};
@@ -35,6 +36,10 @@ struct EntryGrowth {
     unclaimed: usize,
 }
 
+/// Near table of the far pages in which entries lie.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryPages<'a>(&'a [AtomicU32]);
+
 /// Entries that a mutator has claimed and not used yet.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct ClaimedEntries {
@@ -44,6 +49,7 @@ pub(crate) struct ClaimedEntries {
 
 impl ClaimedEntries {
     /// Returns the next entry, and leaves it claimed.
+    #[inline]
     pub(crate) fn peek(self) -> Option<u32> {
         (self.mask != 0).then(|| self.first + self.mask.trailing_zeros())
     }
@@ -54,6 +60,42 @@ impl ClaimedEntries {
     }
 }
 
+impl EntryPages<'_> {
+    /// Returns the address of a page of entries of this heap if it is near, valid as
+    /// [`SpaceScope::peek`] says.
+    #[inline(always)]
+    pub(crate) fn peek(self, scope: &SpaceScope<'_>, page: u32) -> Option<NonNull<u8>> {
+        scope.peek(self.0[page as usize].load(Ordering::Acquire))
+    }
+}
+
+/// Place of an entry: the index of its page among those of entries, and its index there.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryPlace {
+    pub(crate) page: u32,
+    within: usize,
+}
+
+impl EntryPlace {
+    #[inline(always)]
+    pub(crate) fn of(entry: u32) -> EntryPlace {
+        EntryPlace { page: entry / ENTRIES_PER_PAGE, within: (entry % ENTRIES_PER_PAGE) as usize }
+    }
+
+    /// Loads the word of the entry.
+    ///
+    /// # Safety
+    /// The page of entries is near at this address.
+    #[inline(always)]
+    pub(crate) unsafe fn load(self, entries: NonNull<u8>) -> EntryWord {
+        // SAFETY: the entry lies in the page, whose words are only used as atomics. It is never given
+        // back.
+        let word = unsafe { entries.cast::<AtomicU64>().add(self.within).as_ref() };
+        EntryWord(word.load(Ordering::Acquire))
+    }
+}
+
+#[inline]
 fn locate(entry: u32) -> (usize, usize) {
     ((entry / ENTRIES_PER_PAGE) as usize, (entry % ENTRIES_PER_PAGE) as usize)
 }
@@ -92,6 +134,11 @@ impl EntryTable {
     /// Returns the number of chunks of bitmaps.
     pub(crate) fn chunk_count(&self) -> usize {
         self.lock().made.div_ceil(CHUNK_PAGES)
+    }
+
+    /// Returns the table of the far pages in which entries lie.
+    pub(crate) fn entry_pages(&self) -> EntryPages<'_> {
+        EntryPages(&self.pages)
     }
 
     /// Adds a page of zeros, and says whether that took a new chunk of bitmaps. `None` if the table
@@ -201,24 +248,39 @@ impl EntryTable {
         Ok(EntryWord(word.load(Ordering::Acquire)))
     }
 
-    /// Stores the word of an entry that the caller has claimed, which is in use from now on.
-    pub(crate) fn store(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
-        self.replace(scope, entry, word)?;
+    /// Gives an entry that the caller has claimed to an object at this card of this page. The entry is
+    /// in use from now on. False if its generations are used up: nobody uses it again.
+    pub(crate) fn give(&self, scope: &SpaceScope<'_>, entry: u32, page: u32, card: u8) -> Result<bool, GcError> {
+        let address = self.bring_to_change(scope, entry)?;
+        // SAFETY: as in `load`.
+        let word = unsafe { address.cast::<AtomicU64>().as_ref() };
+        let Some(next) = EntryWord(word.load(Ordering::Acquire)).next(page, card) else { return Ok(false) };
+        word.store(next.0, Ordering::Release);
         let (page, within) = locate(entry);
+        let bits = &self.bits(page)[within / 64];
+        // No exchange: who has claimed entries has claimed all of their word, until mutators are stopped.
         // Release: who finds the entry in use finds its word, and so the generation.
-        self.bits(page)[within / 64].fetch_or(1 << (within % 64), Ordering::Release);
-        Ok(())
+        bits.store(bits.load(Ordering::Relaxed) | 1 << (within % 64), Ordering::Release);
+        Ok(true)
     }
 
-    /// Replaces the word of an entry of this heap.
-    pub(crate) fn replace(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
+    /// Brings the page of an entry of this heap near to change it. Returns the address of its word.
+    #[inline]
+    fn bring_to_change(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<NonNull<u8>, GcError> {
         let (page, offset) = self.place(entry);
         let address = match scope.near_to_change(page) {
             Some(address) => address,
             None => scope.bring_to_change(page)?,
         };
+        // SAFETY: the entry lies in the page.
+        Ok(unsafe { address.add(offset) })
+    }
+
+    /// Replaces the word of an entry of this heap.
+    pub(crate) fn replace(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
+        let address = self.bring_to_change(scope, entry)?;
         // SAFETY: as in `load`.
-        unsafe { address.add(offset).cast::<AtomicU64>().as_ref() }.store(word.0, Ordering::Release);
+        unsafe { address.cast::<AtomicU64>().as_ref() }.store(word.0, Ordering::Release);
         Ok(())
     }
 }

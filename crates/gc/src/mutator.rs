@@ -1,7 +1,7 @@
 //! Mutators: the threads' rights to use objects, and how objects are made.
 
 use crate::collector::{CycleMode, Marking};
-use crate::entries::ClaimedEntries;
+use crate::entries::{ClaimedEntries, EntryPages, EntryPlace};
 use crate::error::{GcError, RefusedObject};
 
 use crate::heap::{BrokenRule, GcInner};
@@ -12,18 +12,17 @@ use crate::roots::Root;
 use crate::stops::MutatorId;
 use crate::types::TypeRegistry;
 use core::any::TypeId;
-use core::cell::{OnceCell, RefCell};
+use core::cell::{Cell, OnceCell, RefCell};
+use core::hash::{Hash, Hasher};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farfield::FarError;
 use farfield::space::SpaceScope;
 use farfield_core::gc::{
-    EntryWord, ObjectHeader, ObjectPlacement, PageFill, PageOccupancy, RefWord, TypeLayout, WeakWord,
+    ENTRIES_PER_PAGE, EntryWord, ObjectHeader, ObjectPlacement, PageFill, PageOccupancy, RefWord, TypeLayout, WeakWord,
 };
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
-use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
@@ -37,6 +36,13 @@ const LOG_SHARED: usize = 64;
 
 /// Attempts of an operation that needs room, but the last.
 const ATTEMPTS: u32 = 8;
+
+/// Index that no page of entries has.
+const NO_PAGE: u32 = u32::MAX;
+const _: () = assert!(u32::MAX / ENTRIES_PER_PAGE < NO_PAGE);
+
+/// Least number of places of the table of types.
+const TYPE_PLACES_MIN: usize = 32;
 
 /// Number of buffers of ended mutators that are kept.
 const LEFT_OVER_MAX: usize = 64;
@@ -58,9 +64,16 @@ const LEFT_OVER_MAX: usize = 64;
 /// ```
 pub struct Mutator<'gc> {
     heap: &'gc Arc<GcInner>,
+    /// What each load needs of the heap: the table of its entry pages, and where the arena of its near
+    /// pages lies.
+    entry_pages: EntryPages<'gc>,
+    arena: (usize, usize),
     /// Scope of what the mutator has used since its last safepoint; empty if that is nothing, so
     /// that a mutator that waits for something else holds no near memory.
     scope: OnceCell<SpaceScope<'gc>>,
+    /// Page of entries that was found last in the scope: its index, and its address. The index is
+    /// [`NO_PAGE`] unless the scope is marked as used, so that nobody renews it.
+    last_entries: Cell<(u32, NonNull<u8>)>,
     id: MutatorId,
     /// Cycle that marks beside this mutator, as of its last safepoint.
     marking: Option<Arc<Marking>>,
@@ -77,57 +90,115 @@ struct Allocation {
     reserve: u64,
     /// Pages that the largest object needs that could not be made since the last safepoint.
     wanted: u64,
-    types: KnownTypes,
 }
 
-/// Types of which a mutator has made objects.
+/// Types of which a mutator, or one before it, has made or found objects: a hash table with linear
+/// probing.
 #[derive(Default)]
 struct KnownTypes {
-    last: Option<(TypeId, KnownType)>,
-    all: HashMap<TypeId, KnownType>,
+    /// Places, whose number is a power of two, or 0. At most half of them are taken.
+    places: Vec<Option<KnownType>>,
+    taken: usize,
 }
 
-/// Number of a type and its layout, shared within the mutator's thread.
-#[derive(Clone)]
+/// Number of a type and its layout.
 struct KnownType {
+    id: TypeId,
     number: u32,
-    layout: Rc<TypeLayout>,
+    layout: TypeLayout,
+}
+
+/// Hasher of what is a hash already, as a [`TypeId`] is.
+#[derive(Default)]
+struct HashOfHash(u64);
+
+impl Hasher for HashOfHash {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns the hash of a type: for the compiler, a number.
+#[inline]
+fn hash_of(id: TypeId) -> usize {
+    let mut hasher = HashOfHash::default();
+    id.hash(&mut hasher);
+    hasher.finish() as usize
 }
 
 impl KnownTypes {
-    /// Returns the number of a type; `None` if there has been no object of it in the heap.
-    fn number_of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Option<u32> {
-        if let Some(known) = self.all.get(&TypeId::of::<T>()) {
-            return Some(known.number);
+    #[inline]
+    fn find<T: Referent + ?Sized>(&self) -> Option<&KnownType> {
+        let id = TypeId::of::<T>();
+        let mask = self.places.len().wrapping_sub(1);
+        let mut at = hash_of(id) & mask;
+        loop {
+            let known = self.places.get(at)?.as_ref()?;
+            if known.id == id {
+                return Some(known);
+            }
+            at = (at + 1) & mask;
         }
-        registry.number_of::<T>()?;
-        self.of::<T>(registry).ok().map(|known| known.number)
     }
 
-    fn of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<KnownType, GcError> {
-        let id = TypeId::of::<T>();
-        if let Some((_, known)) = self.last.as_ref().filter(|(last, _)| *last == id) {
-            return Ok(known.clone());
+    /// Returns the number of a type that is not known; `None` if there has been no object of it in the
+    /// heap.
+    #[cold]
+    fn look_for_number_of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Option<u32> {
+        registry.number_of::<T>()?;
+        self.look_for::<T>(registry).ok()?;
+        self.find::<T>().map(|known| known.number)
+    }
+
+    #[inline]
+    fn of<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<&KnownType, GcError> {
+        if self.find::<T>().is_none() {
+            self.look_for::<T>(registry)?;
         }
-        let known = match self.all.get(&id) {
-            Some(known) => known.clone(),
-            None => {
-                let (number, layout) = registry.of::<T>()?;
-                let known = KnownType { number, layout: Rc::new(layout) };
-                self.all.insert(id, known.clone());
-                known
-            }
-        };
-        self.last = Some((id, known.clone()));
-        Ok(known)
+        self.find::<T>().map_or_else(|| unreachable!("it was just found"), Ok)
+    }
+
+    /// Adds a type that is not known.
+    #[cold]
+    fn look_for<T: Referent + ?Sized>(&mut self, registry: &TypeRegistry) -> Result<(), GcError> {
+        let (number, layout) = registry.of::<T>()?;
+        if self.places.len() <= 2 * self.taken {
+            let more = (2 * self.places.len()).max(TYPE_PLACES_MIN);
+            let before = core::mem::replace(&mut self.places, (0..more).map(|_| None).collect());
+            before.into_iter().flatten().for_each(|known| self.put(known));
+        }
+        self.put(KnownType { id: TypeId::of::<T>(), number, layout });
+        self.taken += 1;
+        Ok(())
+    }
+
+    fn put(&mut self, known: KnownType) {
+        let mask = self.places.len() - 1;
+        let mut at = hash_of(known.id) & mask;
+        while self.places[at].is_some() {
+            at = (at + 1) & mask;
+        }
+        self.places[at] = Some(known);
     }
 }
 
-/// Page that is being filled, and entries that have been claimed.
+/// Page that is being filled, entries that have been claimed, and types that are known.
 #[derive(Default)]
 pub(crate) struct AllocationBuffer {
     open: Option<OpenPage>,
     entries: ClaimedEntries,
+    types: KnownTypes,
 }
 
 /// Place of an object that is being made.
@@ -159,7 +230,16 @@ impl<'gc> Mutator<'gc> {
         let marking = heap.phase().marking.clone();
         let buffer = heap.left_over().pop().unwrap_or_default();
         let allocation = RefCell::new(Allocation { buffer, ..Allocation::default() });
-        Mutator { heap, scope: OnceCell::new(), id, marking, log: RefCell::default(), allocation }
+        let (entry_pages, arena) = (heap.entries.entry_pages(), heap.arena);
+        let (scope, log) = (OnceCell::new(), RefCell::default());
+        let last_entries = Cell::new((NO_PAGE, NonNull::dangling()));
+        Mutator { heap, entry_pages, arena, scope, last_entries, id, marking, log, allocation }
+    }
+
+    /// Ends the scope: no address from it is valid any more.
+    fn end_scope(&mut self) {
+        self.last_entries.set((NO_PAGE, NonNull::dangling()));
+        drop(self.scope.take());
     }
 
     #[inline]
@@ -173,14 +253,14 @@ impl<'gc> Mutator<'gc> {
     /// reached: a safepoint collects, after which at least a small reserve, and room for what had
     /// none, can be allocated.
     pub fn alloc<T: FarObject>(&self, value: T) -> Result<Gc<'_, T>, RefusedObject<T>> {
-        let (header, layout) = match self.make::<T>(0) {
+        let header = match self.make::<T>(0) {
             Ok(made) => made,
             Err(error) => return Err(RefusedObject { error, value }),
         };
         // SAFETY: the object is new, near, has room for its type, and nobody else knows of it.
         unsafe { T::from_header(header).write(value) };
         // SAFETY: as above; its value is complete.
-        Ok(unsafe { self.finish(header, &layout, 0) })
+        Ok(unsafe { self.finish(header, 0) })
     }
 
     /// Puts an array into the heap, whose elements `element` makes from their indices. Fails as
@@ -190,7 +270,7 @@ impl<'gc> Mutator<'gc> {
         len: usize,
         mut element: impl FnMut(usize) -> T,
     ) -> Result<Gc<'_, [T]>, GcError> {
-        let (header, layout) = self.make::<[T]>(len)?;
+        let header = self.make::<[T]>(len)?;
         let first = self.first_element::<T>(header);
         for index in 0..len {
             let value = element(index);
@@ -199,27 +279,27 @@ impl<'gc> Mutator<'gc> {
             unsafe { first.add(index).write(value) };
         }
         // SAFETY: as above; its elements are complete.
-        Ok(unsafe { self.finish(header, &layout, len as u64) })
+        Ok(unsafe { self.finish(header, len as u64) })
     }
 
     /// Puts a copy of a slice into the heap. Fails as [`Mutator::alloc`] does.
     pub fn alloc_copy<T: FarObject + Copy>(&self, values: &[T]) -> Result<Gc<'_, [T]>, GcError> {
-        let (header, layout) = self.make::<[T]>(values.len())?;
+        let header = self.make::<[T]>(values.len())?;
         let first = self.first_element::<T>(header);
         // SAFETY: the object is new, near, has so many elements, and nobody else knows of it.
         unsafe { first.as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         // SAFETY: as above.
-        Ok(unsafe { self.finish(header, &layout, values.len() as u64) })
+        Ok(unsafe { self.finish(header, values.len() as u64) })
     }
 
     /// Puts a copy of a string into the heap. Fails as [`Mutator::alloc`] does.
     pub fn alloc_str(&self, text: &str) -> Result<Gc<'_, str>, GcError> {
-        let (header, layout) = self.make::<str>(text.len())?;
+        let header = self.make::<str>(text.len())?;
         let first = self.first_element::<u8>(header);
         // SAFETY: the object is new, near, has so many bytes, and nobody else knows of it.
         unsafe { first.as_ptr().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         // SAFETY: as above; its bytes are those of a string.
-        Ok(unsafe { self.finish(header, &layout, text.len() as u64) })
+        Ok(unsafe { self.finish(header, text.len() as u64) })
     }
 
     fn first_element<T: FarObject>(&self, header: NonNull<u8>) -> NonNull<T> {
@@ -228,10 +308,11 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Makes an object without a value, with a header. Nothing leads to it.
-    fn make<T: Referent + ?Sized>(&self, len: usize) -> Result<(NonNull<u8>, Rc<TypeLayout>), GcError> {
+    fn make<T: Referent + ?Sized>(&self, len: usize) -> Result<NonNull<u8>, GcError> {
         let mut allocation = self.allocation.borrow_mut();
-        let KnownType { number, layout } = allocation.types.of::<T>(&self.heap.types)?;
-        let elements = if layout.has_tail() { len as u64 } else { 0 };
+        let KnownType { number, layout, .. } = allocation.buffer.types.of::<T>(&self.heap.types)?;
+        let (number, has_tail) = (*number, layout.has_tail());
+        let elements = if has_tail { len as u64 } else { 0 };
         let too_large = |bytes| GcError::TooLarge { bytes };
         let bytes = layout.object_bytes(elements).ok_or(too_large(u64::MAX))?;
         let placement = ObjectPlacement::of(bytes).ok_or(too_large(bytes))?;
@@ -252,11 +333,11 @@ impl<'gc> Mutator<'gc> {
         // nobody else knows of it.
         unsafe {
             place.header.cast::<u64>().write(ObjectHeader::new(entry, number).0);
-            if layout.has_tail() {
+            if has_tail {
                 place.header.add(TypeLayout::TAIL_OFFSETS.0).cast::<u64>().write(elements);
             }
         }
-        Ok((place.header, layout))
+        Ok(place.header)
     }
 
     /// Makes the references of a new object null, so that they can be set, and gives it out.
@@ -264,17 +345,13 @@ impl<'gc> Mutator<'gc> {
     /// # Safety
     /// The object was made for this type and so many elements in the mutator's scope, and its value
     /// is complete.
-    unsafe fn finish<T: Referent + ?Sized>(
-        &self,
-        header: NonNull<u8>,
-        layout: &TypeLayout,
-        elements: u64,
-    ) -> Gc<'_, T> {
+    unsafe fn finish<T: Referent + ?Sized>(&self, header: NonNull<u8>, elements: u64) -> Gc<'_, T> {
+        let allocation = self.allocation.borrow();
+        let known = allocation.buffer.types.find::<T>();
+        let Some(KnownType { layout, .. }) = known else { unreachable!("an object of the type was made") };
         // SAFETY: the offset is that of a word of the object, by its layout.
         let word = |offset: u64| unsafe { header.add(offset as usize).cast::<AtomicU64>().as_ref() };
-        for index in 0..layout.strong_count(elements) {
-            word(layout.strong_offset(index)).store(RefWord::NULL.0, Ordering::Relaxed);
-        }
+        layout.visit_strong(elements, |offset| word(offset).store(RefWord::NULL.0, Ordering::Relaxed));
         layout.weak_offsets(elements).for_each(|offset| word(offset).store(WeakWord::NULL.0, Ordering::Relaxed));
         // SAFETY: passed on to the caller.
         unsafe { Gc::from_header(header) }
@@ -375,14 +452,11 @@ impl<'gc> Mutator<'gc> {
                 };
                 continue;
             };
-            let before = entries.load(scope, entry)?;
-            if let Some(word) = before.next(place.page, place.card) {
-                entries.store(scope, entry, word)?;
-                allocation.buffer.entries.advance();
+            let is_given = entries.give(scope, entry, place.page, place.card)?;
+            allocation.buffer.entries.advance();
+            if is_given {
                 return Ok(entry);
             }
-            // Its generations are used up.
-            allocation.buffer.entries.advance();
         }
     }
 
@@ -411,7 +485,7 @@ impl<'gc> Mutator<'gc> {
 
     #[inline]
     fn contains_address(&self, address: usize) -> bool {
-        let (base, bytes) = self.heap.arena;
+        let (base, bytes) = self.arena;
         address.wrapping_sub(base) < bytes
     }
 
@@ -487,8 +561,12 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Returns the number of a type in the mutator's heap; `None` if there has been no object of it.
+    #[inline]
     pub(crate) fn type_number<T: Referent + ?Sized>(&self) -> Option<u32> {
-        self.allocation.borrow_mut().types.number_of::<T>(&self.heap.types)
+        if let Some(known) = self.allocation.borrow().buffer.types.find::<T>() {
+            return Some(known.number);
+        }
+        self.allocation.borrow_mut().buffer.types.look_for_number_of::<T>(&self.heap.types)
     }
 
     /// Returns the word of a reference to this object.
@@ -519,9 +597,18 @@ impl<'gc> Mutator<'gc> {
     #[inline(always)]
     fn find_by_guess(&self, guess: SlotHint, entry: u32) -> Option<NonNull<u8>> {
         let scope = self.scope.get()?;
-        let at = self.heap.entries.load_near(scope, entry).ok()?;
-        let header = scope.near_at(at.page(), guess).filter(|_| guess.card() == at.card())?;
+        let place = EntryPlace::of(entry);
+        let (last, entries) = self.last_entries.get();
+        let is_last = last == place.page;
+        let entries = if is_last { entries } else { self.entry_pages.peek(scope, place.page)? };
+        // SAFETY: the page of entries is near in this scope: it was just found, or was found since the
+        // scope was marked as used.
+        let at = unsafe { place.load(entries) };
+        let header = scope.peek_at(at.page(), at.card(), guess)?;
         scope.mark_used();
+        if !is_last {
+            self.last_entries.set((place.page, entries));
+        }
         Some(header)
     }
 
@@ -542,7 +629,24 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Brings the object of this entry near. Returns the address of its header.
+    #[inline]
     pub(crate) fn find(&self, entry: u32) -> Result<NonNull<u8>, GcError> {
+        let scope = self.scope();
+        let place = EntryPlace::of(entry);
+        if let Some(entries) = self.entry_pages.peek(scope, place.page)
+            // SAFETY: the page of entries was just found in this scope.
+            && let at = unsafe { place.load(entries) }
+            && let Some(base) = scope.peek(at.page())
+        {
+            scope.mark_used();
+            // SAFETY: the card lies in the page.
+            return Ok(unsafe { base.add(usize::from(at.card()) * CARD_BYTES) });
+        }
+        self.find_far(entry)
+    }
+
+    #[cold]
+    fn find_far(&self, entry: u32) -> Result<NonNull<u8>, GcError> {
         let at = self.heap.entries.load(self.scope(), entry)?;
         self.find_at(entry, at)
     }
@@ -658,7 +762,7 @@ impl<'gc> Mutator<'gc> {
     /// Reaches a safepoint as [`Mutator::safepoint`] does, after which objects of so many bytes in
     /// all can be allocated.
     pub fn safepoint_for(&mut self, bytes: usize) -> Result<(), GcError> {
-        drop(self.scope.take());
+        self.end_scope();
         if self.heap.stops.is_requested() {
             self.blocking(|| ());
         }
@@ -777,7 +881,7 @@ struct PausedMutator<'a, 'gc> {
 impl<'a, 'gc> PausedMutator<'a, 'gc> {
     fn new(mutator: &'a mut Mutator<'gc>) -> PausedMutator<'a, 'gc> {
         mutator.flush();
-        drop(mutator.scope.take());
+        mutator.end_scope();
         let phase = mutator.heap.phase();
         let seen = (phase.snapshots, phase.commits);
         drop(phase);
@@ -806,7 +910,7 @@ impl Drop for PausedMutator<'_, '_> {
 impl Drop for Mutator<'_> {
     fn drop(&mut self) {
         self.flush();
-        drop(self.scope.take());
+        self.end_scope();
         let heap = self.heap;
         let allocation = self.allocation.get_mut();
         heap.pages.unreserve(allocation.reserve);

@@ -104,6 +104,7 @@ impl<'m, T: Referent + ?Sized> Gc<'m, T> {
 impl<'m> Gc<'m, AnyObject> {
     /// Returns a reference to the object as what it is; `None` if it is of another type, or of another
     /// heap than the mutator's.
+    #[inline]
     pub fn downcast<T: Referent + ?Sized>(self, m: &'m Mutator<'_>) -> Option<Gc<'m, T>> {
         let header = self.header();
         // SAFETY: the object is near as in `deref`, and its header never changes.
@@ -172,6 +173,7 @@ impl<T: Referent + ?Sized> Ref<T> {
     }
 
     /// Returns the entry of the object that the reference leads to, if it lies in the mutator's heap.
+    #[inline]
     pub(crate) fn entry(&self, m: &Mutator<'_>) -> Option<u32> {
         RefWord(self.word.load(Ordering::Acquire)).entry().filter(|_| m.contains(&self.word))
     }
@@ -195,6 +197,7 @@ impl<T: Referent + ?Sized> Ref<T> {
     ///
     /// # Panics
     /// One of the two does not lie in an object of the mutator's heap.
+    #[inline]
     pub fn copy_from(&self, m: &Mutator<'_>, other: &Ref<T>) {
         let before = m.check_settable(&self.word);
         m.check_settable(&other.word);

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Root<T: ?Sized> {
     heap: Arc<GcInner>,
     index: usize,
+    /// Entry of the object, which is its own as long as it lives.
+    entry: u32,
     leads_to: PhantomData<fn(*const T) -> *const T>,
 }
 
@@ -59,13 +61,15 @@ impl<T: ?Sized> Root<T> {
     /// Makes a root of the object of this entry, which is alive and of this type.
     pub(crate) fn new(heap: Arc<GcInner>, entry: u32) -> Root<T> {
         let index = heap.roots.add(entry);
-        Root { heap, index, leads_to: PhantomData }
+        Root { heap, index, entry, leads_to: PhantomData }
     }
 
+    #[inline]
     pub(crate) fn entry(&self) -> u32 {
-        self.heap.roots.lock().entries[self.index]
+        self.entry
     }
 
+    #[inline]
     pub(crate) fn is_of(&self, heap: &GcInner) -> bool {
         core::ptr::eq(&*self.heap, heap)
     }

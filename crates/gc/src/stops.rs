@@ -7,16 +7,15 @@
 use crate::error::GcError;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::thread::{Thread, ThreadId};
 use std::time::Instant;
 
 /// Longest time that a thread may take to reach a safepoint.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Number of a mutator within its heap.
-pub(crate) type MutatorId = u64;
+/// Number of a mutator among those that its heap has now.
+pub(crate) type MutatorId = usize;
 
 /// State of all mutators of a heap.
 #[derive(Default)]
@@ -30,15 +29,23 @@ pub(crate) struct Stops {
 
 #[derive(Default)]
 struct StopState {
-    mutators: BTreeMap<MutatorId, RegisteredMutator>,
-    next: MutatorId,
+    /// Mutators by their numbers.
+    mutators: Vec<Option<RegisteredMutator>>,
+    /// Numbers that no mutator has.
+    vacant: Vec<MutatorId>,
     /// Thread for which mutators are stopped.
     stopper: Option<ThreadId>,
 }
 
 struct RegisteredMutator {
-    thread: String,
+    thread: Thread,
     is_stopped: bool,
+}
+
+impl RegisteredMutator {
+    fn thread_name(&self) -> String {
+        self.thread.name().map_or_else(|| format!("{:?}", self.thread.id()), str::to_owned)
+    }
 }
 
 /// Time in which all mutators are stopped. They can go on when it is dropped.
@@ -75,23 +82,28 @@ impl Stops {
 
     /// Adds a mutator of the calling thread.
     pub(crate) fn register(&self) -> MutatorId {
-        let current = std::thread::current();
-        let thread = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
+        let mutator = Some(RegisteredMutator { thread: std::thread::current(), is_stopped: false });
         let mut state = self.wait_for_end(self.lock());
-        let id = state.next;
-        state.next += 1;
-        state.mutators.insert(id, RegisteredMutator { thread, is_stopped: false });
-        self.count.store(state.mutators.len() as u64, Ordering::Relaxed);
-        id
+        self.count.fetch_add(1, Ordering::Relaxed);
+        match state.vacant.pop() {
+            Some(id) => {
+                state.mutators[id] = mutator;
+                id
+            }
+            None => {
+                state.mutators.push(mutator);
+                state.mutators.len() - 1
+            }
+        }
     }
 
     /// Removes a mutator.
     pub(crate) fn unregister(&self, id: MutatorId) {
         let mut state = self.lock();
-        state.mutators.remove(&id);
-        self.count.store(state.mutators.len() as u64, Ordering::Relaxed);
-        drop(state);
-        self.changed.notify_all();
+        state.mutators[id] = None;
+        state.vacant.push(id);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.notify_stopper(state);
     }
 
     /// Returns the number of mutators.
@@ -107,18 +119,25 @@ impl Stops {
 
     /// Marks a mutator as stopped, until [`Stops::resume`].
     pub(crate) fn stop(&self, id: MutatorId) {
-        if let Some(mutator) = self.lock().mutators.get_mut(&id) {
-            mutator.is_stopped = true;
+        let mut state = self.lock();
+        state.set_stopped(id, true);
+        self.notify_stopper(state);
+    }
+
+    /// Lets the thread look again for which mutators are stopped, if there is one.
+    fn notify_stopper(&self, state: MutexGuard<'_, StopState>) {
+        // Only that thread waits for what a mutator does. To notify nobody would be a system call, too.
+        let is_awaited = state.stopper.is_some();
+        drop(state);
+        if is_awaited {
+            self.changed.notify_all();
         }
-        self.changed.notify_all();
     }
 
     /// Waits until no stop is under way, and lets a mutator go on.
     pub(crate) fn resume(&self, id: MutatorId) {
         let mut state = self.wait_for_end(self.lock());
-        if let Some(mutator) = state.mutators.get_mut(&id) {
-            mutator.is_stopped = false;
-        }
+        state.set_stopped(id, false);
     }
 
     /// Stops all mutators. The calling thread has none.
@@ -128,10 +147,10 @@ impl Stops {
         let stop = WorldStop { stops: self, requested: Instant::now() };
         self.is_requested.store(true, Ordering::Relaxed);
         let until = stop.requested + PATIENCE;
-        while let Some(late) = state.mutators.values().find(|mutator| !mutator.is_stopped) {
+        while let Some(late) = state.mutators.iter().flatten().find(|mutator| !mutator.is_stopped) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let thread = late.thread.clone();
+                let thread = late.thread_name();
                 drop(state);
                 drop(stop);
                 return Err(GcError::NoSafepoint { thread });
@@ -140,6 +159,14 @@ impl Stops {
         }
         drop(state);
         Ok(stop)
+    }
+}
+
+impl StopState {
+    fn set_stopped(&mut self, id: MutatorId, is_stopped: bool) {
+        if let Some(mutator) = &mut self.mutators[id] {
+            mutator.is_stopped = is_stopped;
+        }
     }
 }
 

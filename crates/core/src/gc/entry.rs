@@ -43,6 +43,7 @@ impl EntryWord {
 
     /// Returns the word of the next object that has this entry; `None` if the entry must not be
     /// used again.
+    #[inline]
     pub fn next(self, page: u32, card: u8) -> Option<EntryWord> {
         match (self.is_used(), self.generation()) {
             (false, _) => Some(EntryWord::new(page, card, 0)),

@@ -60,11 +60,13 @@ pub struct PageFill {
 impl PageFill {
     /// Returns the card at which the next object of so many cards will begin; `None` if the page
     /// has no room for it.
+    #[inline]
     pub fn next(&self, cards: u32) -> Option<u8> {
         (self.next_card.saturating_add(cards) <= CARDS_PER_PAGE).then(|| low_u8(self.next_card.into()))
     }
 
     /// Puts an object there.
+    #[inline]
     pub fn insert(&mut self, cards: u32) {
         let Some(card) = self.next(cards) else { unreachable!("the page has room for the object") };
         self.occupancy.insert(card);

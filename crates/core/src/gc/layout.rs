@@ -152,6 +152,7 @@ impl TypeLayout {
 
     /// Returns the bytes of an object with so many elements, header included; `None` if no address
     /// space has them. The number is 0 if the type has no tail.
+    #[inline]
     pub fn object_bytes(&self, elements: u64) -> Option<u64> {
         match &self.tail {
             Some(tail) => elements.checked_mul(tail.stride.into())?.checked_add(self.bytes.into()),
@@ -179,7 +180,20 @@ impl TypeLayout {
         }
     }
 
+    /// Calls `visit` with the offset of each strong reference of an object with so many elements,
+    /// counted from the header.
+    #[inline]
+    pub fn visit_strong(&self, elements: u64, mut visit: impl FnMut(u64)) {
+        self.strong.iter().for_each(|offset| visit((*offset).into()));
+        let Some(tail) = self.tail.as_ref().filter(|tail| !tail.strong.is_empty()) else { return };
+        for at in 0..elements {
+            let element = u64::from(self.bytes) + at * u64::from(tail.stride);
+            tail.strong.iter().for_each(|offset| visit(element + u64::from(*offset)));
+        }
+    }
+
     /// Returns the offsets of the weak references of an object with so many elements.
+    #[inline]
     pub fn weak_offsets(&self, elements: u64) -> impl Iterator<Item = u64> + '_ {
         let tail = self.tail.iter().flat_map(move |tail| {
             let each = move |at| u64::from(self.bytes) + at * u64::from(tail.stride);
@@ -318,7 +332,10 @@ mod tests {
         let table = table();
         let all = |number, elements| {
             let layout: &TypeLayout = table.get(number).unwrap();
+            let mut visited = Vec::new();
+            layout.visit_strong(elements, |offset| visited.push(offset));
             let strong = (0..layout.strong_count(elements)).map(|index| layout.strong_offset(index));
+            assert_eq!(visited, strong.clone().collect::<Vec<_>>());
             (strong.collect::<Vec<u64>>(), layout.weak_offsets(elements).collect::<Vec<u64>>())
         };
         assert_eq!(all(0, 0), (vec![], vec![]));

@@ -29,6 +29,7 @@ impl PageOccupancy {
     }
 
     /// Adds an object that begins at this card. False if one begins there already.
+    #[inline]
     pub fn insert(&mut self, card: u8) -> bool {
         let (word, bit) = (&mut self.0[usize::from(card / 64)], 1 << (card % 64));
         let is_new = *word & bit == 0;

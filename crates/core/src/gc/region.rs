@@ -37,6 +37,7 @@ pub enum ObjectPlacement {
 impl ObjectPlacement {
     /// Returns the place that an object of so many bytes needs, header included; `None` if the
     /// object is too large for any page number.
+    #[inline]
     pub fn of(bytes: u64) -> Option<ObjectPlacement> {
         if bytes <= INSIDE_BYTES_MAX as u64 {
             let bytes = usize_of(bytes).max(OBJECT_BYTES_MIN);

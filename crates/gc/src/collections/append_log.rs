@@ -9,8 +9,9 @@ use crate::object::{AnyObject, Atom, Referent};
 use crate::reference::{Gc, Ref};
 use core::marker::PhantomData;
 
-/// Number of references in a node.
-const FANOUT: u64 = 64;
+/// Number of references in a node: a power of two.
+const FANOUT: u64 = 1 << FANOUT_BITS;
+const FANOUT_BITS: u32 = 6;
 /// Number of trees, enough for 2⁶⁰ objects.
 const TREES: usize = 10;
 
@@ -32,19 +33,29 @@ type Leaf<T> = [Ref<T>];
 struct Trimmed;
 
 /// Returns the number of objects of a tree, or of a node of this height.
-fn objects_of(height: usize) -> u64 {
+const fn objects_of(height: usize) -> u64 {
     FANOUT.pow(height as u32 + 1)
 }
 
-/// Returns the index of the first object of a tree.
-fn first_of(tree: usize) -> u64 {
-    (0..tree).map(objects_of).sum()
-}
+/// Index of the first object of each tree.
+const FIRSTS: [u64; TREES] = {
+    let mut firsts = [0; TREES];
+    let mut tree = 1;
+    while tree < TREES {
+        firsts[tree] = firsts[tree - 1] + objects_of(tree - 1);
+        tree += 1;
+    }
+    firsts
+};
 
 /// Returns the tree of an index, and the index within the tree.
+#[inline]
 fn tree_of(index: u64) -> (usize, u64) {
-    let tree = (1..TREES).take_while(|tree| first_of(*tree) <= index).count();
-    (tree, index - first_of(tree))
+    let mut tree = 0;
+    while tree + 1 < TREES && FIRSTS[tree + 1] <= index {
+        tree += 1;
+    }
+    (tree, index - FIRSTS[tree])
 }
 
 impl<T: Referent + ?Sized> Default for AppendLog<T> {
@@ -134,7 +145,7 @@ impl<T: Referent + ?Sized> AppendLog<T> {
         let mut node = load_or_make::<T>(m, &self.trees[tree], tree, makes)?;
         for height in (0..tree).rev() {
             let Some(inner) = node.and_then(|node| node.downcast::<Inner>(m)) else { return Ok(None) };
-            let slot = &Gc::get(inner)[(within / objects_of(height) % FANOUT) as usize];
+            let slot = &Gc::get(inner)[(within >> (FANOUT_BITS * (height as u32 + 1)) & (FANOUT - 1)) as usize];
             node = load_or_make::<T>(m, slot, height, makes)?;
         }
         Ok(node.and_then(|node| node.downcast(m)))
@@ -151,7 +162,7 @@ impl<T: Referent + ?Sized> AppendLog<T> {
         }
         let trimmed = m.alloc(Trimmed)?.as_any();
         for (tree, slot) in self.trees.iter().enumerate() {
-            trim_node(m, slot, tree, first_of(tree), start..before, trimmed)?;
+            trim_node(m, slot, tree, FIRSTS[tree], start..before, trimmed)?;
         }
         let mut start = start;
         while start < before
@@ -164,6 +175,7 @@ impl<T: Referent + ?Sized> AppendLog<T> {
 }
 
 /// Returns the node of this height that a reference leads to, and makes it if it shall be there.
+#[inline]
 fn load_or_make<'m, T: Referent + ?Sized>(
     m: &'m Mutator<'_>,
     slot: &Ref<AnyObject>,
@@ -174,6 +186,15 @@ fn load_or_make<'m, T: Referent + ?Sized>(
     if found.is_some() || !makes {
         return Ok(found);
     }
+    make::<T>(m, slot, height)
+}
+
+#[cold]
+fn make<'m, T: Referent + ?Sized>(
+    m: &'m Mutator<'_>,
+    slot: &Ref<AnyObject>,
+    height: usize,
+) -> Result<Option<Gc<'m, AnyObject>>, GcError> {
     let made = match height {
         0 => m.alloc_array(FANOUT as usize, |_| Ref::<T>::null())?.as_any(),
         _ => m.alloc_array(FANOUT as usize, |_| Ref::<AnyObject>::null())?.as_any(),

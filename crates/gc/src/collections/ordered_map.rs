@@ -15,6 +15,11 @@ const ITEMS_MAX: usize = 24;
 /// Number of items below which a node is joined with a neighbour, if both are not too large then.
 const ITEMS_MIN: usize = 8;
 
+/// Number of inner nodes on most ways from the root to a leaf, at most.
+const DEPTH: usize = 8;
+/// Number of items for which a range has room at first.
+const RANGE_MIN: usize = 64;
+
 /// Map from keys to values, in the order of the keys.
 ///
 /// A value is a number, a [`Ref`], or a [`WeakRef`](crate::WeakRef). Keys are copied, and compared by
@@ -36,8 +41,42 @@ struct TreeItem<K, V> {
     value: V,
 }
 
+/// Reference to a node below. It is no value of a map, so no leaf has the type of an inner node.
+#[derive(FarObject)]
+struct Child {
+    node: Ref<AnyObject>,
+}
+
+impl MapValue for Child {
+    type Given<'m> = Gc<'m, AnyObject>;
+
+    fn new(_: Gc<'_, AnyObject>) -> Child {
+        Child { node: Ref::null() }
+    }
+
+    #[inline]
+    fn fill(&self, m: &Mutator<'_>, given: Gc<'_, AnyObject>) -> Result<(), GcError> {
+        self.node.store(m, Some(given));
+        Ok(())
+    }
+
+    fn copy(&self) -> Child {
+        Child { node: Ref::null() }
+    }
+
+    #[inline]
+    fn fill_from(&self, m: &Mutator<'_>, other: &Child) {
+        self.node.copy_from(m, &other.node);
+    }
+
+    #[inline]
+    fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Gc<'m, AnyObject>>, GcError> {
+        self.node.load(m)
+    }
+}
+
 type Leaf<K, V> = [TreeItem<K, V>];
-type Inner<K> = [TreeItem<K, Ref<AnyObject>>];
+type Inner<K> = [TreeItem<K, Child>];
 
 /// Item of a node that is being made.
 struct NewItem<'m, K, V: MapValue> {
@@ -48,6 +87,14 @@ struct NewItem<'m, K, V: MapValue> {
 enum NewItemValue<'m, V: MapValue> {
     New(V::Given<'m>),
     Copy(&'m V),
+}
+
+/// Change of a node: another item at an index, or one more.
+struct ItemChange<'m, K, V: MapValue> {
+    index: usize,
+    is_new: bool,
+    key: K,
+    value: V::Given<'m>,
 }
 
 /// Way from the root to a leaf: each inner node, and the index of the child.
@@ -93,7 +140,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// value leads to was collected.
     pub fn get<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<V::Given<'m>>, GcError> {
         let Some(root) = self.root.load(m)? else { return Ok(None) };
-        let leaf = Gc::get(Self::path(m, root, key)?.leaf);
+        let leaf = Gc::get(Self::leaf(m, root, key)?);
         match leaf.binary_search_by(|item| item.key.cmp(key)) {
             Ok(index) => leaf[index].value.find(m),
             Err(_) => Ok(None),
@@ -103,21 +150,36 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Checks whether the key is there, without bringing its value near.
     pub fn contains(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
         let Some(root) = self.root.load(m)? else { return Ok(false) };
-        Ok(Self::path(m, root, key)?.leaf.binary_search_by(|item| item.key.cmp(key)).is_ok())
+        Ok(Self::leaf(m, root, key)?.binary_search_by(|item| item.key.cmp(key)).is_ok())
+    }
+
+    /// Returns the leaf in which a key is, if it is there, from a node on.
+    fn leaf<'m>(m: &'m Mutator<'_>, node: Gc<'m, AnyObject>, key: &K) -> Result<Gc<'m, Leaf<K, V>>, GcError> {
+        Self::descend(m, node, key, |_, _| {})
     }
 
     /// Returns the way from a node to the leaf in which a key is, if it is there.
-    fn path<'m>(m: &'m Mutator<'_>, mut node: Gc<'m, AnyObject>, key: &K) -> Result<Path<'m, K, V>, GcError> {
-        let mut path = Vec::new();
-        loop {
-            let Some(inner) = node.downcast::<Inner<K>>(m) else {
-                let leaf = node.downcast(m).ok_or_else(|| foreign(node))?;
-                return Ok(Path { inner: path, leaf });
-            };
+    fn path<'m>(m: &'m Mutator<'_>, node: Gc<'m, AnyObject>, key: &K) -> Result<Path<'m, K, V>, GcError> {
+        let mut inner = Vec::with_capacity(DEPTH);
+        let leaf = Self::descend(m, node, key, |node, index| inner.push((node, index)))?;
+        Ok(Path { inner, leaf })
+    }
+
+    /// Follows a key from a node on to its leaf, which is returned. Shows each inner node, and the index of
+    /// the child.
+    #[inline]
+    fn descend<'m>(
+        m: &'m Mutator<'_>,
+        mut node: Gc<'m, AnyObject>,
+        key: &K,
+        mut pass: impl FnMut(Gc<'m, Inner<K>>, usize),
+    ) -> Result<Gc<'m, Leaf<K, V>>, GcError> {
+        while let Some(inner) = node.downcast::<Inner<K>>(m) {
             let index = inner.partition_point(|item| item.key <= *key).saturating_sub(1);
-            path.push((inner, index));
+            pass(inner, index);
             node = child(m, inner, index)?;
         }
+        node.downcast(m).ok_or_else(|| foreign(node))
     }
 
     /// Inserts a value, in place of the one that the key has, if any. Returns whether the key is new.
@@ -130,15 +192,23 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
                 Ok(index) => (index, false),
                 Err(index) => (index, true),
             };
-            let mut items: Vec<_> = old.iter().map(NewItem::copy).collect();
-            let new = NewItem { key, value: NewItemValue::New(value) };
-            if is_new {
-                items.insert(index, new)
-            } else {
-                items[index] = new
-            }
             let inner = path.map_or(Vec::new(), |path| path.inner);
-            if self.replace(m, root, &inner, items)? {
+            let change = ItemChange { index, is_new, key, value };
+            let len = old.len() + usize::from(is_new);
+            // Nodes are neither cut nor joined, unless the leaf is too large or too small.
+            let is_replaced = if len <= ITEMS_MAX && (len >= ITEMS_MIN || inner.is_empty()) {
+                self.replace_simply(m, root, &inner, old, &change)?
+            } else {
+                let mut items: Vec<_> = old.iter().map(NewItem::copy).collect();
+                let new = NewItem { key, value: NewItemValue::New(value) };
+                if is_new {
+                    items.insert(index, new)
+                } else {
+                    items[index] = new
+                }
+                self.replace(m, root, &inner, items)?
+            };
+            if is_replaced {
                 self.len.fetch_add(u64::from(is_new));
                 return Ok(is_new);
             }
@@ -158,6 +228,26 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
                 return Ok(true);
             }
         }
+    }
+
+    /// Makes a leaf with this change, in place of one to which this way leads, and each node above it
+    /// with the same number of children. Returns `false` as [`OrderedMap::replace`] does.
+    fn replace_simply<'m>(
+        &self,
+        m: &'m Mutator<'_>,
+        seen: Option<Gc<'m, AnyObject>>,
+        inner: &[(Gc<'m, Inner<K>>, usize)],
+        leaf: &[TreeItem<K, V>],
+        change: &ItemChange<'m, K, V>,
+    ) -> Result<bool, GcError> {
+        let leaf = make_changed(m, leaf, change)?;
+        let (mut key, mut node) = (leaf[0].key, leaf.as_any());
+        for (above, index) in inner.iter().rev() {
+            let change = ItemChange { index: *index, is_new: false, key, value: node };
+            let made = make_changed(m, above, &change)?;
+            (key, node) = (made[0].key, made.as_any());
+        }
+        Ok(self.root.compare_exchange(m, seen, Some(node)))
     }
 
     /// Makes nodes of these items, in place of a leaf to which this way leads, and a new root. Returns
@@ -182,7 +272,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
                 nodes = items;
                 break;
             }
-            range = join::<K, Ref<AnyObject>>(m, parent, &mut items)?;
+            range = join::<K, Child>(m, parent, &mut items)?;
             nodes = make_nodes(m, &items)?;
         }
         while nodes.len() > 1 {
@@ -190,7 +280,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         }
         let root = match nodes.pop().map(|node| node.value) {
             Some(NewItemValue::New(root)) => Some(root),
-            Some(NewItemValue::Copy(root)) => root.load(m)?,
+            Some(NewItemValue::Copy(root)) => root.find(m)?,
             None => None,
         };
         Ok(self.root.compare_exchange(m, seen, root))
@@ -207,10 +297,12 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         from: Bound<K>,
         most: usize,
     ) -> Result<Vec<(K, V::Given<'m>)>, GcError> {
-        let mut found = Vec::new();
+        let mut found = Vec::with_capacity(most.min(RANGE_MIN));
         if let Some(root) = self.root.load(m)? {
             let mut take = |item: &'m TreeItem<K, V>| {
-                found.extend(item.value.find(m)?.map(|value| (item.key, value)));
+                if let Some(value) = item.value.find(m)? {
+                    found.push((item.key, value));
+                }
                 Ok(found.len() < most)
             };
             Self::visit(m, root, from, &mut take)?;
@@ -286,7 +378,7 @@ fn child<'m, K: FarObject>(
     inner: Gc<'m, Inner<K>>,
     index: usize,
 ) -> Result<Gc<'m, AnyObject>, GcError> {
-    let child = Gc::get(inner).get(index).map_or(Ok(None), |item| item.value.load(m))?;
+    let child = Gc::get(inner).get(index).map_or(Ok(None), |item| item.value.node.load(m))?;
     child.ok_or_else(|| foreign(inner.as_any()))
 }
 
@@ -321,11 +413,35 @@ fn join<'m, K: FarObject + Copy, V: MapValue>(
     Ok(first..first + 2)
 }
 
+/// Makes a node like this one, with a change.
+fn make_changed<'m, K: FarObject + Copy, V: MapValue>(
+    m: &'m Mutator<'_>,
+    old: &[TreeItem<K, V>],
+    change: &ItemChange<'_, K, V>,
+) -> Result<Gc<'m, [TreeItem<K, V>]>, GcError> {
+    let behind = change.index + usize::from(!change.is_new);
+    let (before, after) = (&old[..change.index], &old[behind..]);
+    let copy = |item: &TreeItem<K, V>| TreeItem { key: item.key, value: item.value.copy() };
+    let node = m.alloc_array(before.len() + 1 + after.len(), |at| match at.checked_sub(change.index) {
+        None => copy(&before[at]),
+        Some(0) => TreeItem { key: change.key, value: V::new(change.value) },
+        Some(from) => copy(&after[from - 1]),
+    })?;
+    let (new_before, rest) = Gc::get(node).split_at(change.index);
+    let fill = |new: &[TreeItem<K, V>], old: &[TreeItem<K, V>]| {
+        new.iter().zip(old).for_each(|(new, old)| new.value.fill_from(m, &old.value));
+    };
+    fill(new_before, before);
+    rest[0].value.fill(m, change.value)?;
+    fill(&rest[1..], after);
+    Ok(node)
+}
+
 /// Makes as many nodes of items as are needed. Returns each with its first key.
 fn make_nodes<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
     items: &[NewItem<'m, K, V>],
-) -> Result<Vec<NewItem<'m, K, Ref<AnyObject>>>, GcError> {
+) -> Result<Vec<NewItem<'m, K, Child>>, GcError> {
     let count = items.len().div_ceil(ITEMS_MAX).max(1);
     items.chunks(items.len().div_ceil(count).max(1)).map(|items| make_node(m, items)).collect()
 }
@@ -333,7 +449,7 @@ fn make_nodes<'m, K: FarObject + Copy, V: MapValue>(
 fn make_node<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
     items: &[NewItem<'m, K, V>],
-) -> Result<NewItem<'m, K, Ref<AnyObject>>, GcError> {
+) -> Result<NewItem<'m, K, Child>, GcError> {
     let node = m.alloc_array(items.len(), |index| {
         let NewItem { key, value } = &items[index];
         let value = match value {

@@ -471,6 +471,22 @@ fn any_object_is_what_it_was_made_as() {
     assert_eq!(&*m.alloc_str("").unwrap(), "");
 }
 
+/// References between the map's own nodes are to any object, too.
+#[test]
+fn an_ordered_map_has_values_of_any_type() {
+    let gc = heaps(1, 16).1;
+    let mut m = gc.enter();
+    let map = m.root(m.alloc(OrderedMap::<u32, Ref<AnyObject>>::new()).unwrap());
+    for key in 0..500 {
+        m.with_room(|m| m.get(&map)?.insert(m, key, m.alloc(u64::from(key))?.as_any())).unwrap();
+        m.safepoint().unwrap();
+    }
+    let map = m.get(&map).unwrap();
+    let number = |key: u32| map.get(&m, &key).unwrap().and_then(|value| value.downcast::<u64>(&m)).map(|value| *value);
+    assert!((0..500).all(|key| number(key) == Some(key.into())) && number(500).is_none());
+    assert_eq!((map.len(), map.last_key(&m).unwrap()), (500, Some(499)));
+}
+
 #[test]
 fn a_map_outside_of_a_heap_is_empty() {
     let gc = heaps(1, 8).1;
