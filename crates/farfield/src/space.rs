@@ -396,7 +396,7 @@ impl<'space> SpaceScope<'space> {
 
     /// Brings a unit near that was made, if it is not, and returns its address. If it is, it does not
     /// count as used.
-    pub fn peek(&self, page: u32) -> Result<NonNull<u8>, FarError> {
+    pub fn bring_unmarked(&self, page: u32) -> Result<NonNull<u8>, FarError> {
         self.fault_in(page, AccessMode::Peek)
     }
 

@@ -230,9 +230,9 @@ impl EntryTable {
     }
 
     /// Loads the word of an entry of this heap, and brings its page near, which does not count as used.
-    pub(crate) fn peek(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
+    pub(crate) fn load_unmarked(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
         let (page, offset) = self.place(entry);
-        let address = scope.peek(page)?;
+        let address = scope.bring_unmarked(page)?;
         // SAFETY: as in `load`.
         let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
         Ok(EntryWord(word.load(Ordering::Acquire)))

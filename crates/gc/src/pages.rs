@@ -114,7 +114,11 @@ impl RegionSet {
     pub(crate) fn unit_of(&self, page: u32) -> Option<UnitId> {
         let index = (*self.by_segment.get((page / SEGMENT_PAGES) as usize)?).checked_sub(1)? as usize;
         let region = self.regions[index].as_ref()?;
-        let unit = (page - region.first_page) / region.purpose.pages();
+        let unit = match (page - region.first_page, region.purpose.pages()) {
+            // Nearly all units; and a division takes as long as all else here.
+            (offset, 1) => offset,
+            (offset, pages) => offset / pages,
+        };
         region.units.is_used(unit).then_some((index, unit))
     }
 

@@ -7,27 +7,40 @@
 //! to within them is traced at once.
 //!
 //! A copy may be older than its page is now. That does no harm: it is younger than the snapshot.
+//!
+//! An object that waits takes one bit, that of its entry. Who has its page finds it there: the heap
+//! knows at which cards objects begin, and each object names its entry.
 
 use core::cell::Cell;
 use core::ops::Bound;
 use farfield::FarError;
 use farfield::space::{FarCopy, PageReader, Space};
+use farfield_core::gc::ENTRIES_PER_PAGE;
 use std::collections::BTreeMap;
 
-/// Near memory of a page with waiters, beside these.
-const PAGE_OVERHEAD: usize = 64;
+/// Near memory of a page with waiters, some of it in nodes that are not full.
+const AWAITED_BYTES: usize = 20;
+
+/// Words of bits for the entries of one page.
+const WORDS_PER_PAGE: usize = ENTRIES_PER_PAGE as usize / 64;
 
 /// Far pages of one cycle.
 pub(super) struct FarPages<'a> {
     reader: PageReader<'a>,
-    /// Objects that wait, by the page that they wait for.
-    waiting: BTreeMap<u32, Vec<Waiter>>,
-    /// Objects that began to wait last, and their page: neighbours often follow each other.
-    newest: Waiters,
-    /// Number of these objects.
+    /// A bit for each entry of the snapshot whose object waits.
+    waits: Box<[u64]>,
+    /// Pages with waiters; with its index, one of entries.
+    pages: BTreeMap<u32, Option<u32>>,
+    /// Page for which an object began to wait last: neighbours often follow each other.
+    newest: Option<u32>,
+    /// Objects that wait for pages which their entries, as far as they are here, do not lead to.
+    placed: Vec<(u32, Waiter)>,
+    /// Number of all these objects.
     waiters: usize,
     /// First page that the next batch looks at.
     next: u32,
+    /// First word of bits that the next look at waiters begins with.
+    next_word: usize,
     batch_pages: usize,
     /// Copies in the order of their pages, and the index of the one that was asked for last.
     copies: Vec<FarCopy>,
@@ -44,18 +57,26 @@ pub(super) struct Waiter {
     pub(super) card: Option<u8>,
 }
 
-/// Objects that waited for one page, of which there may be a copy now.
-pub(super) type Waiters = (u32, Vec<Waiter>);
+/// Page for which objects wait, and its index if it is a page of entries.
+pub(super) type AwaitedPage = (u32, Option<u32>);
+
+/// Returns the index of the word of bits for an entry, and its bit.
+fn locate(entry: u32) -> (usize, u64) {
+    (entry as usize / 64, 1 << (entry % 64))
+}
 
 impl<'a> FarPages<'a> {
-    /// Creates an empty table, which has copies of so many pages at a time.
-    pub(super) fn new(space: &'a Space, batch_pages: usize) -> FarPages<'a> {
+    /// Creates an empty table for so many pages of entries, which has copies of so many pages at a time.
+    pub(super) fn new(space: &'a Space, entry_pages: usize, batch_pages: usize) -> FarPages<'a> {
         FarPages {
             reader: space.reader(),
-            waiting: BTreeMap::new(),
-            newest: (0, Vec::new()),
+            waits: vec![0; entry_pages * WORDS_PER_PAGE].into(),
+            pages: BTreeMap::new(),
+            newest: None,
+            placed: Vec::new(),
             waiters: 0,
             next: 0,
+            next_word: 0,
             batch_pages,
             copies: Vec::new(),
             last: Cell::new(0),
@@ -73,22 +94,63 @@ impl<'a> FarPages<'a> {
         self.copies.drain(..).for_each(|copy| self.reader.take_back(copy));
     }
 
-    /// Lets an object wait for a page.
-    pub(super) fn wait(&mut self, page: u32, waiter: Waiter) {
-        if self.newest.0 != page {
-            self.settle();
-            self.newest.0 = page;
+    /// Lets an object of the snapshot wait for its page.
+    pub(super) fn wait_for_object(&mut self, page: u32, entry: u32) {
+        self.wait(page, None, entry);
+    }
+
+    /// Lets an object of the snapshot wait for the page of its entry.
+    pub(super) fn wait_for_entry(&mut self, page: u32, entry: u32) {
+        self.wait(page, Some(entry / ENTRIES_PER_PAGE), entry);
+    }
+
+    fn wait(&mut self, page: u32, index: Option<u32>, entry: u32) {
+        if self.newest.replace(page) != Some(page) {
+            self.pages.insert(page, index);
         }
-        self.newest.1.push(waiter);
+        let (word, bit) = locate(entry);
+        self.waiters += usize::from(self.waits[word] & bit == 0);
+        self.waits[word] |= bit;
+    }
+
+    /// Lets an object wait for its page, of which only the caller knows that it is there.
+    pub(super) fn wait_placed(&mut self, page: u32, waiter: Waiter) {
+        self.placed.push((page, waiter));
         self.waiters += 1;
     }
 
-    /// Puts the objects that began to wait last with the others.
-    fn settle(&mut self) {
-        let (page, newest) = &mut self.newest;
-        if !newest.is_empty() {
-            self.waiting.entry(*page).or_default().append(newest);
+    /// Checks whether the object of this entry waits for a page that its entry leads to.
+    pub(super) fn is_waiting(&self, entry: u32) -> bool {
+        let (word, bit) = locate(entry);
+        self.waits.get(word).is_some_and(|bits| bits & bit != 0)
+    }
+
+    /// Ends the wait of an object that [waits](FarPages::is_waiting).
+    pub(super) fn end_wait(&mut self, entry: u32) {
+        let (word, bit) = locate(entry);
+        self.waits[word] &= !bit;
+        self.leave(1);
+    }
+
+    /// Counts objects that wait no longer.
+    fn leave(&mut self, count: usize) {
+        self.waiters -= count;
+        if self.waiters == 0 {
+            self.pages.clear();
+            self.newest = None;
         }
+    }
+
+    /// Returns the objects that wait, and whose entries are in the page of this index. Some may wait for
+    /// their own pages.
+    pub(super) fn of_entry_page(&self, index: u32) -> Vec<u32> {
+        let first = index as usize * WORDS_PER_PAGE;
+        (first..first + WORDS_PER_PAGE).flat_map(|word| entries_of(word, self.waits[word])).collect()
+    }
+
+    /// Returns the objects that wait for no page, because their pages do not say that they are there.
+    pub(super) fn lost(&self) -> Vec<u32> {
+        self.waits.iter().enumerate().flat_map(|(word, bits)| entries_of(word, *bits)).collect()
     }
 
     /// Returns the number of objects that wait.
@@ -98,7 +160,7 @@ impl<'a> FarPages<'a> {
 
     /// Returns the near memory that those take, in bytes.
     pub(super) fn near_bytes(&self) -> usize {
-        self.waiters * size_of::<Waiter>() + self.waiting.len() * PAGE_OVERHEAD
+        size_of_val(&*self.waits) + self.pages.len() * AWAITED_BYTES + self.placed.len() * size_of::<(u32, Waiter)>()
     }
 
     /// Returns the number of pages that were read.
@@ -121,47 +183,61 @@ impl<'a> FarPages<'a> {
     }
 
     /// Takes up to so many objects that wait, each with the page that it waits for, for whoever else
-    /// looks at them.
-    pub(super) fn take(&mut self, most: usize) -> Vec<(u32, Waiter)> {
-        self.settle();
-        let mut taken = Vec::with_capacity(most.min(self.waiters));
-        while let Some(mut waiters) = self.waiting.first_entry().filter(|_| taken.len() < most) {
-            let page = *waiters.key();
-            let of_page = waiters.get_mut();
-            let rest = of_page.len().saturating_sub(most - taken.len());
-            taken.extend(of_page.drain(rest..).map(|waiter| (page, waiter)));
-            if rest == 0 {
-                waiters.remove();
+    /// looks at them. `find` says where an object is, or that of its entry.
+    pub(super) fn take(&mut self, most: usize, find: impl Fn(u32) -> (u32, Waiter)) -> Vec<(u32, Waiter)> {
+        let mut taken = self.placed.split_off(self.placed.len().saturating_sub(most));
+        let words = self.waits.len();
+        for _ in 0..words {
+            if taken.len() >= most {
+                break;
             }
+            let word = self.next_word % words;
+            let bits = core::mem::take(&mut self.waits[word]);
+            taken.extend(entries_of(word, bits).map(&find));
+            self.next_word = word + 1;
         }
-        self.waiters -= taken.len();
+        self.leave(taken.len());
         taken
     }
 
-    /// Takes the objects whose pages were far and are not any more.
-    pub(super) fn take_arrived(&mut self, is_near: impl Fn(u32) -> bool) -> Vec<Waiters> {
-        self.settle();
-        let pages: Vec<u32> = self.waiting.keys().copied().filter(|page| is_near(*page)).collect();
-        let arrived: Vec<Waiters> = pages.iter().filter_map(|page| self.waiting.remove_entry(page)).collect();
-        self.waiters -= arrived.iter().map(|(_, waiters)| waiters.len()).sum::<usize>();
-        arrived
+    /// Takes the pages with waiters that are near now.
+    pub(super) fn take_arrived(&mut self, is_near: impl Fn(u32) -> bool) -> Vec<AwaitedPage> {
+        self.newest = None;
+        let pages: Vec<u32> = self.pages.keys().copied().filter(|page| is_near(*page)).collect();
+        pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect()
     }
 
-    /// Reads the next pages for which objects wait, in place of those before, and returns the objects.
-    /// There is no copy of a page that is near, or could not be read. Waits for the pool.
-    pub(super) fn read(&mut self) -> Result<Vec<Waiters>, FarError> {
-        self.settle();
+    /// Puts a page with waiters back.
+    pub(super) fn put_back(&mut self, (page, entries): AwaitedPage) {
+        self.pages.insert(page, entries);
+    }
+
+    /// Reads the next pages for which objects wait, in place of those before, and returns them. There
+    /// is no copy of a page that is near, or could not be read. Waits for the pool.
+    pub(super) fn read(&mut self) -> Result<Vec<AwaitedPage>, FarError> {
         self.give_up_copies();
-        let ahead = self.waiting.range(self.next..);
-        let behind = self.waiting.range((Bound::Unbounded, Bound::Excluded(self.next)));
+        for (page, Waiter { entry, .. }) in core::mem::take(&mut self.placed) {
+            self.waiters -= 1;
+            self.wait_for_object(page, entry);
+        }
+        let ahead = self.pages.range(self.next..);
+        let behind = self.pages.range((Bound::Unbounded, Bound::Excluded(self.next)));
         let pages: Vec<u32> = ahead.chain(behind).map(|(page, _)| *page).take(self.batch_pages).collect();
         self.next = pages.last().map_or(0, |page| page + 1);
+        self.newest = None;
         let copies = self.reader.copy_far(&pages)?;
         self.read += copies.len() as u64;
         self.copies.extend(copies);
         self.copies.sort_unstable_by_key(FarCopy::page);
-        let batch: Vec<Waiters> = pages.iter().filter_map(|page| self.waiting.remove_entry(page)).collect();
-        self.waiters -= batch.iter().map(|(_, waiters)| waiters.len()).sum::<usize>();
-        Ok(batch)
+        Ok(pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect())
     }
+}
+
+/// Returns the entries of a word of bits.
+fn entries_of(word: usize, mut bits: u64) -> impl Iterator<Item = u32> {
+    core::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some(word as u32 * 64 + bit)
+    })
 }

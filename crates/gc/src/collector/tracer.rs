@@ -4,16 +4,17 @@
 
 use super::Marking;
 use super::deferral::Deferral;
-use super::far_pages::{FarPages, Waiter};
+use super::far_pages::{AwaitedPage, FarPages, Waiter};
 use super::retry;
 use super::servers::{Servers, TakenAnswer};
 use crate::error::GcError;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farfield::space::{Space, SpaceScope};
-use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, RefWord, TypeLayout};
+use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, PageOccupancy, RefWord, TypeLayout};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
 use farfield_wic::trace::{ElsewhereObject, Traced, TracedObject};
@@ -185,7 +186,7 @@ impl<'a> Tracer<'a> {
             layouts: Rc::new(heap.types.table()),
             old,
             stack: Vec::new(),
-            far: FarPages::new(heap.pages.space(), heap.copied_pages),
+            far: FarPages::new(heap.pages.space(), heap.entries.made(), heap.copied_pages),
             leads_to: Vec::new(),
             servers: Servers::new(heap),
             deferral: (heap.far_tracing == FarTracing::Arrivals).then(|| Deferral::new(heap.pages.room())),
@@ -276,7 +277,8 @@ impl<'a> Tracer<'a> {
             Err(page) => match self.far.word(page, self.heap.entries.place(entry).1) {
                 Some(word) => EntryWord(word),
                 None => {
-                    self.wait(page, Waiter { entry, card: None });
+                    self.far.wait_for_entry(page, entry);
+                    self.charge_waits();
                     return Ok(());
                 }
             },
@@ -286,21 +288,69 @@ impl<'a> Tracer<'a> {
 
     /// Looks at an object whose entry has this word, or lets it wait for its page.
     fn trace_at_or_wait(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
-        let page = at.page();
-        let region = self.old.unit_of(page).and_then(|id| self.old.get(id.0));
-        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || scope.near(page).is_some() {
-            return self.trace_at(scope, entry, at);
+        if !self.trace_at_if_here(scope, entry, at)? {
+            self.far.wait_for_object(at.page(), entry);
+            self.charge_waits();
         }
-        if self.far.copy(page).is_some() {
-            return self.trace_copy(entry, at);
-        }
-        self.wait(page, Waiter { entry, card: Some(at.card()) });
         Ok(())
     }
 
-    fn wait(&mut self, page: u32, waiter: Waiter) {
-        self.far.wait(page, waiter);
+    /// Looks at an object that is near, or in a copy of its page, or does not lie in one page alone.
+    /// False if it is none of these.
+    fn trace_at_if_here(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<bool, GcError> {
+        let page = at.page();
+        let region = self.old.unit_of(page).and_then(|id| self.old.get(id.0));
+        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || scope.near(page).is_some() {
+            self.trace_at(scope, entry, at)?;
+        } else if self.far.copy(page).is_some() {
+            self.trace_copy(entry, at)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn charge_waits(&mut self) {
         self.charge.at_least(self.far.near_bytes());
+    }
+
+    /// Looks at the objects that wait for a page, which is near, or of which there may be a copy.
+    fn trace_waiters(&mut self, scope: &mut SpaceScope<'_>, (page, entries): AwaitedPage) -> Result<(), GcError> {
+        if let Some(index) = entries {
+            for entry in self.far.of_entry_page(index) {
+                let at = match self.far.word(page, self.heap.entries.place(entry).1) {
+                    Some(word) => EntryWord(word),
+                    // It came near, or cannot be read: then this says why.
+                    None => retry(scope, |scope| self.load_entry(scope, entry))?,
+                };
+                // It waits on if only its entry is here.
+                self.far.end_wait(entry);
+                retry(scope, |scope| self.trace_at_or_wait(scope, entry, at))?;
+                scope.renew();
+            }
+            return Ok(());
+        }
+        let Some((index, unit)) = self.old.unit_of(page) else { return Ok(()) };
+        let occupancy =
+            self.heap.pages.lock().get(index).map_or(PageOccupancy::EMPTY, |now| now.occupancy[unit as usize]);
+        for card in occupancy.iter() {
+            let offset = usize::from(card) * CARD_BYTES;
+            let header = match self.far.word(page, offset) {
+                Some(word) => word,
+                None => retry(scope, |scope| self.load_word(scope, page, offset))?,
+            };
+            let entry = ObjectHeader(header).entry();
+            if self.far.is_waiting(entry) {
+                let at = EntryWord::new(page, card, 0);
+                match self.far.copy(page) {
+                    Some(_) => self.trace_copy(entry, at)?,
+                    None => retry(scope, |scope| self.trace_at(scope, entry, at))?,
+                }
+                self.far.end_wait(entry);
+            }
+            scope.renew();
+        }
+        Ok(())
     }
 
     /// Looks at objects whose pages the program has brought near. If there are none, waits for that,
@@ -318,11 +368,15 @@ impl<'a> Tracer<'a> {
         let is_in_vain = arrived.is_empty() && self.stack.is_empty();
         deferral.add(wait_begun.elapsed(), self.begun.elapsed(), is_in_vain);
         self.live.waited = deferral.waited();
-        for Waiter { entry, .. } in arrived.iter().flat_map(|(_, waiters)| waiters) {
-            self.live.arrived_objects += 1;
-            retry(scope, |scope| self.trace_or_wait(scope, *entry))?;
-            scope.renew();
+        let waiters = self.far.waiters();
+        for page in arrived {
+            // It may have left again since the collector has looked.
+            match scope.near(page.0) {
+                Some(_) => self.trace_waiters(scope, page)?,
+                None => self.far.put_back(page),
+            }
         }
+        self.live.arrived_objects += waiters.saturating_sub(self.far.waiters()) as u64;
         Ok(!is_in_vain)
     }
 
@@ -335,24 +389,24 @@ impl<'a> Tracer<'a> {
         }
         let batch = self.far.read()?;
         self.live.read_pages = self.far.read_pages();
-        for (page, waiters) in batch {
-            let is_copied = self.far.copy(page).is_some();
-            for Waiter { entry, card } in waiters {
-                match card {
-                    // It came near, or cannot be read: then this says why.
-                    _ if !is_copied => retry(scope, |scope| self.trace(scope, entry))?,
-                    Some(card) => self.trace_copy(entry, EntryWord::new(page, card, 0))?,
-                    None => retry(scope, |scope| self.trace_or_wait(scope, entry))?,
-                }
+        if batch.is_empty() {
+            // What is wrong with these is found out here.
+            for entry in self.far.lost() {
+                self.far.end_wait(entry);
+                retry(scope, |scope| self.trace(scope, entry))?;
                 scope.renew();
             }
         }
-        Ok(())
+        batch.into_iter().try_for_each(|page| self.trace_waiters(scope, page))
     }
 
     /// Lets servers look at objects that wait. False if none does.
     fn ask_servers(&mut self, scope: &mut SpaceScope<'_>) -> Result<bool, GcError> {
-        let waiting = self.far.take(Servers::ENTRIES_MAX);
+        let find = |entry| match self.heap.entries.load_near(scope, entry) {
+            Ok(at) => (at.page(), Waiter { entry, card: Some(at.card()) }),
+            Err(page) => (page, Waiter { entry, card: None }),
+        };
+        let waiting = self.far.take(Servers::ENTRIES_MAX, find);
         let mut servers = core::mem::replace(&mut self.servers, Servers::Off);
         let asked = servers.ask(self.heap, &waiting, |asked, traced| self.take_traced(scope, asked, &traced));
         self.servers = servers;
@@ -365,7 +419,13 @@ impl<'a> Tracer<'a> {
 
     /// Lets objects wait that nobody has looked at.
     fn wait_again(&mut self, waiting: &[(u32, Waiter)]) {
-        waiting.iter().for_each(|(page, waiter)| self.wait(*page, *waiter));
+        for (page, waiter) in waiting {
+            match waiter.card {
+                Some(_) => self.far.wait_placed(*page, *waiter),
+                None => self.far.wait_for_entry(*page, waiter.entry),
+            }
+        }
+        self.charge_waits();
     }
 
     /// Takes the answer to a call for objects that wait.
@@ -436,7 +496,14 @@ impl<'a> Tracer<'a> {
     fn trace_elsewhere(&mut self, scope: &SpaceScope<'_>, other: &ElsewhereObject) -> Result<(), GcError> {
         let at = EntryWord::new(other.place.page, other.place.card, 0);
         match self.place_of(other.entry, at) {
-            Ok(_) => self.trace_at_or_wait(scope, other.entry, at),
+            Ok(_) => {
+                if !self.trace_at_if_here(scope, other.entry, at)? {
+                    // The entry, which is far, would only be asked for again.
+                    let waiter = Waiter { entry: other.entry, card: Some(other.place.card) };
+                    self.wait_again(&[(other.place.page, waiter)]);
+                }
+                Ok(())
+            }
             // The entry says what is wrong.
             Err(_) => self.trace(scope, other.entry),
         }
@@ -468,6 +535,28 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
+    /// Brings a unit near, and returns its address.
+    fn bring(&mut self, scope: &SpaceScope<'_>, page: u32) -> Result<NonNull<u8>, GcError> {
+        if let Some(base) = scope.near(page) {
+            return Ok(base);
+        }
+        self.count_brought(page);
+        Ok(match self.heap.far_tracing {
+            FarTracing::Frames => scope.bring(page)?,
+            // What the collector uses says nothing of what the program will.
+            _ => scope.bring_unmarked(page)?,
+        })
+    }
+
+    /// Brings a page of objects near, and returns the word at this offset, at which one begins.
+    fn load_word(&mut self, scope: &SpaceScope<'_>, page: u32, offset: usize) -> Result<u64, GcError> {
+        assert!(offset + size_of::<u64>() <= PAGE_BYTES);
+        let base = self.bring(scope, page)?;
+        // SAFETY: the page is near in the scope, and the word lies in it, as just checked. Headers never
+        // change after the snapshot.
+        Ok(unsafe { base.add(offset).cast::<AtomicU64>().as_ref() }.load(Ordering::Relaxed))
+    }
+
     /// Counts a page that is about to be brought near, if it is far.
     fn count_brought(&mut self, page: u32) {
         self.live.brought_pages += u64::from(!self.heap.pages.space().is_near(page));
@@ -475,33 +564,28 @@ impl<'a> Tracer<'a> {
 
     /// Brings an object near, and marks what it leads to.
     fn trace(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<(), GcError> {
-        let at = match self.heap.entries.load_near(scope, entry) {
-            Ok(at) => at,
+        let at = self.load_entry(scope, entry)?;
+        self.trace_at(scope, entry, at)
+    }
+
+    /// Loads the word of an entry, and brings its page near.
+    fn load_entry(&mut self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
+        match self.heap.entries.load_near(scope, entry) {
+            Ok(at) => Ok(at),
             Err(page) => {
                 self.count_brought(page);
                 match self.heap.far_tracing {
-                    FarTracing::Frames => self.heap.entries.load(scope, entry)?,
-                    _ => self.heap.entries.peek(scope, entry)?,
+                    FarTracing::Frames => self.heap.entries.load(scope, entry),
+                    _ => self.heap.entries.load_unmarked(scope, entry),
                 }
             }
-        };
-        self.trace_at(scope, entry, at)
+        }
     }
 
     /// Brings an object near whose entry has this word, and marks what it leads to.
     fn trace_at(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
         let (unit, room) = self.place_of(entry, at)?;
-        let base = match scope.near(at.page()) {
-            Some(base) => base,
-            None => {
-                self.count_brought(at.page());
-                match self.heap.far_tracing {
-                    FarTracing::Frames => scope.bring(at.page())?,
-                    // What the collector uses says nothing of what the program will.
-                    _ => scope.peek(at.page())?,
-                }
-            }
-        };
+        let base = self.bring(scope, at.page())?;
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
         let word = |offset: usize| {
