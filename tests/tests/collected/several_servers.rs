@@ -8,7 +8,7 @@ use crate::counters::{Counter, Counters, sparse_heap_at};
 use crate::graph::{Cycles, Size, run_in};
 use crate::{serve, ways};
 use farfield::{FarError, Heap};
-use farfield_gc::{FarTracing, GcBuilder, GcError, GcHeap, GcStats};
+use farfield_gc::{BrokenRule, FarTracing, GcBuilder, GcError, GcHeap, GcStats};
 use farfield_server::Server;
 use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuationBatch};
 use farfield_wic::trace::{ElsewhereObject, ObjectPlace, Trace, Traced, Tracing};
@@ -60,7 +60,8 @@ fn counted<const SERVER: usize>() -> Server {
 }
 
 fn builder(heap: &Heap, region: u64) -> GcBuilder<'_> {
-    GcHeap::in_heap(heap).limit(24 * MIB).region(region).far_tracing(FarTracing::Servers).evacuate_at_servers(true)
+    let builder = GcHeap::in_heap(heap).limit(24 * MIB).region(region).far_tracing(FarTracing::Servers);
+    builder.broken(BrokenRule::ServersAreFaster).evacuate_at_servers(true)
 }
 
 /// A heap of which one object in ten lives, evenly spread. What leads to neighbours lies apart.

@@ -64,7 +64,8 @@ fn graphs_at_a_quarter_near_stay_within_their_limit_on_each_kind_of_server() {
         let scratch = Scratch::new("collected");
         let server = way.start(&scratch, "64M");
         let heap = way.heap(&server, Plane::Page);
-        let gc = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers).build().unwrap();
+        let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
+        let gc = builder.broken(BrokenRule::ServersAreFaster).build().unwrap();
         let nodes = places(&gc);
         fill(&gc, &nodes, &AtomicU64::new(0)).unwrap();
         let mut random = seeded(35);
@@ -100,16 +101,12 @@ struct Inner {
 }
 
 /// Collects when some of what servers have is not what is near. The objects that only near changes lead to live.
-fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStats, GcError> {
+fn collect_behind_servers(way: Way, broken: BrokenRule) -> Result<GcStats, GcError> {
     let scratch = Scratch::new("collected-behind");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
     let builder = GcHeap::in_heap(&heap).limit(2 * LIMIT).far_tracing(FarTracing::Servers);
-    let gc = match broken {
-        Some(rule) => builder.broken(rule).build(),
-        None => builder.build(),
-    };
-    let gc = gc.unwrap();
+    let gc = builder.broken(broken).build().unwrap();
     let mut m = gc.enter();
     let outers = m.root(m.alloc_array(NODES, |_| Ref::<Outer>::null())?);
     let inners = m.root(m.alloc_array(NODES, |_| WeakRef::<Inner>::null())?);
@@ -149,12 +146,12 @@ fn collect_behind_servers(way: Way, broken: Option<BrokenRule>) -> Result<GcStat
 #[test]
 fn servers_trace_what_is_near_and_was_changed_and_not_what_was_there_before() {
     for way in [Way::Tcp, Way::Shm] {
-        let stats = collect_behind_servers(way, None).unwrap();
+        let stats = collect_behind_servers(way, BrokenRule::ServersAreFaster).unwrap();
         assert!(stats.traced_at_servers > 500 && stats.live_objects == 2 + 4 * NODES as u64, "{stats:?}");
     }
     // Which pages are near then is not decided here: one of several shows it.
     let is_shown = (0..5).any(|_| {
-        let broken = || collect_behind_servers(Way::Tcp, Some(BrokenRule::FlushBeforeTracing));
+        let broken = || collect_behind_servers(Way::Tcp, BrokenRule::FlushBeforeTracing);
         !matches!(std::panic::catch_unwind(broken), Ok(Ok(_)))
     });
     assert!(is_shown, "nothing shows that the flush is needed");
@@ -192,7 +189,7 @@ fn die_at(way: Way, at: u64) {
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
     let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
-    let gc = builder.evacuate_at_servers(true).build().unwrap();
+    let gc = builder.broken(BrokenRule::ServersAreFaster).evacuate_at_servers(true).build().unwrap();
     let steps = Arc::new(AtomicU64::new(0));
     let killer = std::thread::spawn({
         let steps = steps.clone();

@@ -21,6 +21,9 @@ use std::collections::BTreeMap;
 /// Near memory of a page with waiters, some of it in nodes that are not full.
 const AWAITED_BYTES: usize = 20;
 
+/// Batches of which copies are kept: what was read last often leads to what was read shortly before.
+const BATCHES_KEPT: usize = 4;
+
 /// Words of bits for the entries of one page.
 const WORDS_PER_PAGE: usize = ENTRIES_PER_PAGE as usize / 64;
 
@@ -41,10 +44,14 @@ pub(super) struct FarPages<'a> {
     next: u32,
     /// First word of bits that the next look at waiters begins with.
     next_word: usize,
-    batch_pages: usize,
-    /// Copies in the order of their pages, and the index of the one that was asked for last.
-    copies: Vec<FarCopy>,
+    /// Most copies at a time.
+    copies_max: usize,
+    /// Copies in the order of their pages, each with the number of its batch, and the index of the one
+    /// that was asked for last.
+    copies: Vec<(u64, FarCopy)>,
     last: Cell<usize>,
+    /// Number of batches.
+    batches: u64,
     /// Pages that were read.
     read: u64,
 }
@@ -66,8 +73,8 @@ fn locate(entry: u32) -> (usize, u64) {
 }
 
 impl<'a> FarPages<'a> {
-    /// Creates an empty table for so many pages of entries, which has copies of so many pages at a time.
-    pub(super) fn new(space: &'a Space, entry_pages: usize, batch_pages: usize) -> FarPages<'a> {
+    /// Creates an empty table for so many pages of entries, which has copies of so many others at a time.
+    pub(super) fn new(space: &'a Space, entry_pages: usize, copies_max: usize) -> FarPages<'a> {
         FarPages {
             reader: space.reader(),
             waits: vec![0; entry_pages * WORDS_PER_PAGE].into(),
@@ -77,9 +84,10 @@ impl<'a> FarPages<'a> {
             waiters: 0,
             next: 0,
             next_word: 0,
-            batch_pages,
+            copies_max,
             copies: Vec::new(),
             last: Cell::new(0),
+            batches: 0,
             read: 0,
         }
     }
@@ -91,7 +99,17 @@ impl<'a> FarPages<'a> {
     }
 
     fn give_up_copies(&mut self) {
-        self.copies.drain(..).for_each(|copy| self.reader.take_back(copy));
+        self.copies.drain(..).for_each(|(_, copy)| self.reader.take_back(copy));
+    }
+
+    /// Gives up the oldest copies until so many more can be had.
+    fn make_room(&mut self, more: usize) {
+        while self.copies.len() + more > self.copies_max {
+            let Some(oldest) = self.copies.iter().map(|(batch, _)| *batch).min() else { return };
+            for (_, copy) in self.copies.extract_if(.., |(batch, _)| *batch == oldest) {
+                self.reader.take_back(copy);
+            }
+        }
     }
 
     /// Lets an object of the snapshot wait for its page.
@@ -158,6 +176,11 @@ impl<'a> FarPages<'a> {
         self.waiters
     }
 
+    /// Returns the number of pages for which they wait, or have waited.
+    pub(super) fn awaited_pages(&self) -> usize {
+        self.pages.len()
+    }
+
     /// Returns the near memory that those take, in bytes.
     pub(super) fn near_bytes(&self) -> usize {
         size_of_val(&*self.waits) + self.pages.len() * AWAITED_BYTES + self.placed.len() * size_of::<(u32, Waiter)>()
@@ -170,11 +193,11 @@ impl<'a> FarPages<'a> {
 
     /// Returns the bytes of a page, as they were when it was read last.
     pub(super) fn copy(&self, page: u32) -> Option<&[u8]> {
-        let is_it = |index: &usize| self.copies.get(*index).is_some_and(|copy| copy.page() == page);
+        let is_it = |index: &usize| self.copies.get(*index).is_some_and(|(_, copy)| copy.page() == page);
         let found = Some(self.last.get()).filter(is_it);
-        let index = found.or_else(|| self.copies.binary_search_by_key(&page, FarCopy::page).ok())?;
+        let index = found.or_else(|| self.copies.binary_search_by_key(&page, |(_, copy)| copy.page()).ok())?;
         self.last.set(index);
-        self.copies.get(index).map(FarCopy::bytes)
+        self.copies.get(index).map(|(_, copy)| copy.bytes())
     }
 
     /// Returns the word at this offset of a page, as it was when the page was read last.
@@ -212,23 +235,25 @@ impl<'a> FarPages<'a> {
         self.pages.insert(page, entries);
     }
 
-    /// Reads the next pages for which objects wait, in place of those before, and returns them. There
+    /// Reads the next pages for which objects wait, in place of the oldest copies, and returns them. There
     /// is no copy of a page that is near, or could not be read. Waits for the pool.
     pub(super) fn read(&mut self) -> Result<Vec<AwaitedPage>, FarError> {
-        self.give_up_copies();
         for (page, Waiter { entry, .. }) in core::mem::take(&mut self.placed) {
             self.waiters -= 1;
             self.wait_for_object(page, entry);
         }
         let ahead = self.pages.range(self.next..);
         let behind = self.pages.range((Bound::Unbounded, Bound::Excluded(self.next)));
-        let pages: Vec<u32> = ahead.chain(behind).map(|(page, _)| *page).take(self.batch_pages).collect();
+        let pages: Vec<u32> =
+            ahead.chain(behind).map(|(page, _)| *page).take(self.copies_max.div_ceil(BATCHES_KEPT)).collect();
         self.next = pages.last().map_or(0, |page| page + 1);
         self.newest = None;
+        self.make_room(pages.len());
         let copies = self.reader.copy_far(&pages)?;
         self.read += copies.len() as u64;
-        self.copies.extend(copies);
-        self.copies.sort_unstable_by_key(FarCopy::page);
+        self.batches += 1;
+        self.copies.extend(copies.into_iter().map(|copy| (self.batches, copy)));
+        self.copies.sort_unstable_by_key(|(_, copy)| copy.page());
         Ok(pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect())
     }
 }

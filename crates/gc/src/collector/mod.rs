@@ -8,6 +8,7 @@ mod deferral;
 mod evacuation;
 mod far_pages;
 mod marking;
+mod pace;
 mod requests;
 mod servers;
 mod tracer;

@@ -13,19 +13,15 @@
 //! other, and nothing travels between them.
 
 use super::far_pages::Waiter;
-use crate::heap::{FarTracing, GcInner};
+use super::pace::FarPace;
+use crate::heap::{BrokenRule, FarTracing, GcInner};
 use crate::pages::RegionSet;
-use core::time::Duration;
 use farfield::space::{FarLayout, FarServer};
 use farfield_core::gc::LayoutTable;
 use farfield_core::wire::CallBody;
 use farfield_wic::trace::{AskedObject, ObjectPlace, PageRun, PageShare, Trace, Traced, Tracing};
 use std::collections::BTreeMap;
 use std::time::Instant;
-
-/// Time that an object may take, in the mean, while far pages are read, before servers are asked.
-/// Objects that lie in the order in which they are followed take less.
-const LOCAL_TIME: Duration = Duration::from_micros(1);
 
 /// Most objects that are asked for in one call.
 const CALL_MAX: usize = 2048;
@@ -63,11 +59,22 @@ pub(super) enum Servers {
 pub(super) struct ServerChoice {
     /// Set once near pages were written, so servers have the snapshot or what is later.
     ready: Option<ReadyServers>,
-    is_asking: bool,
-    /// Time of the last decision, and the objects that had been traced then.
-    since: Option<(Instant, u64)>,
-    /// Time that an object took before it.
-    local_time: Duration,
+    pace: FarPace,
+    /// When pages were read last; and those read before, and the objects traced before.
+    last_read: Option<(Instant, u64, u64)>,
+}
+
+/// Objects and pages, as a decision sees them.
+#[derive(Clone, Copy)]
+pub(super) struct FarWork {
+    /// Objects that were traced.
+    pub(super) traced: u64,
+    /// Pages that were read.
+    pub(super) read: u64,
+    /// Objects that wait.
+    pub(super) waiters: usize,
+    /// Pages for which they wait.
+    pub(super) pages: usize,
 }
 
 /// What the answer to one call has told.
@@ -100,31 +107,24 @@ impl Servers {
         if heap.far_tracing != FarTracing::Servers {
             return Servers::Off;
         }
-        Servers::On(Box::new(ServerChoice { ready: None, is_asking: false, since: None, local_time: Duration::ZERO }))
+        Servers::On(Box::new(ServerChoice { ready: None, pace: FarPace::new(), last_read: None }))
     }
 
-    /// Decides whether servers look at the `waiting` objects, after so many were `traced`. The first
+    /// Decides whether servers look at objects that wait; if not, their pages are read now. The first
     /// time that they do, writes what differs from its far copy.
-    pub(super) fn are_for(
-        &mut self,
-        heap: &GcInner,
-        old: &RegionSet,
-        layouts: &LayoutTable,
-        traced: u64,
-        waiting: usize,
-    ) -> bool {
+    pub(super) fn are_for(&mut self, heap: &GcInner, old: &RegionSet, layouts: &LayoutTable, work: FarWork) -> bool {
         let Servers::On(choice) = self else { return false };
-        if choice.is_asking {
-            return true;
+        if let Some((since, read, traced)) = choice.last_read.take() {
+            choice.pace.add_pages(work.read - read, work.traced - traced, since.elapsed());
         }
-        let Some((since, before)) = choice.since.replace((Instant::now(), traced)) else { return false };
-        choice.local_time = since.elapsed() / u32::try_from(traced - before).unwrap_or(u32::MAX).max(1);
-        if choice.local_time <= LOCAL_TIME || waiting < CALL_MIN {
+        let is_always = matches!(heap.broken, Some(BrokenRule::ServersAreFaster | BrokenRule::FlushBeforeTracing));
+        let prefers = is_always || choice.pace.prefers_servers(work.waiters, work.pages);
+        if work.waiters < CALL_MIN || !prefers {
+            choice.last_read = Some((Instant::now(), work.read, work.traced));
             return false;
         }
         choice.ready = choice.ready.take().or_else(|| ReadyServers::prepare(heap, old, layouts));
-        choice.is_asking = choice.ready.is_some();
-        if !choice.is_asking {
+        if choice.ready.is_none() {
             *self = Servers::Off;
         }
         matches!(self, Servers::On(_))
@@ -171,10 +171,7 @@ impl Servers {
             return Ok(true);
         }
         ready.adapt(all.found, all.new);
-        // Few objects at a time, or little that is new: reading pages may be faster.
-        if begun.elapsed() / u32::try_from(all.traced).unwrap_or(u32::MAX).max(1) > choice.local_time {
-            (choice.is_asking, choice.since) = (false, None);
-        }
+        choice.pace.add_at_servers(all.traced, begun.elapsed());
         Ok(true)
     }
 }
@@ -193,7 +190,7 @@ impl ReadyServers {
         let layout = space.layout();
         let nothing = |server| (server, ready.argument(layout, server, &[]));
         space.call::<Trace>(layout, layout.servers().into_iter().map(nothing).collect()).ok()?;
-        if heap.broken != Some(crate::BrokenRule::FlushBeforeTracing) {
+        if heap.broken != Some(BrokenRule::FlushBeforeTracing) {
             // SAFETY: units of the snapshot were made, and only the collector's thread, which we
             // are, releases them. Mutators change what was there at the snapshot as atomics only:
             // fields of objects, and entries.

@@ -6,7 +6,7 @@ use super::Marking;
 use super::deferral::Deferral;
 use super::far_pages::{AwaitedPage, FarPages, Waiter};
 use super::retry;
-use super::servers::{Servers, TakenAnswer};
+use super::servers::{FarWork, Servers, TakenAnswer};
 use crate::error::GcError;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
@@ -382,9 +382,13 @@ impl<'a> Tracer<'a> {
 
     /// Lets servers look at objects that wait, or reads pages for which they do.
     fn look_far(&mut self, scope: &mut SpaceScope<'_>) -> Result<(), GcError> {
-        if self.servers.are_for(self.heap, &self.old, &self.layouts, self.live.objects, self.far.waiters())
-            && self.ask_servers(scope)?
-        {
+        let work = FarWork {
+            traced: self.live.objects,
+            read: self.far.read_pages(),
+            waiters: self.far.waiters(),
+            pages: self.far.awaited_pages(),
+        };
+        if self.servers.are_for(self.heap, &self.old, &self.layouts, work) && self.ask_servers(scope)? {
             return Ok(());
         }
         let batch = self.far.read()?;
