@@ -118,7 +118,7 @@ impl Servers {
             choice.pace.add_pages(work.read - read, work.traced - traced, since.elapsed());
         }
         let is_always = matches!(heap.broken, Some(BrokenRule::ServersAreFaster | BrokenRule::FlushBeforeTracing));
-        let prefers = is_always || choice.pace.prefers_servers(work.waiters, work.pages);
+        let prefers = is_always || choice.pace.decide_for_servers(work.waiters, work.pages);
         if work.waiters < CALL_MIN || !prefers {
             choice.last_read = Some((Instant::now(), work.read, work.traced));
             return false;

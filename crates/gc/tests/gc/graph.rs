@@ -243,7 +243,8 @@ fn compare(gc: &GcHeap, model: &mut Model) {
                 stack.push(id);
             }
         }
-        m.safepoint().unwrap();
+        // A heap that is full of what lives can be read all the same.
+        assert!(matches!(m.safepoint(), Ok(()) | Err(GcError::HeapFull { .. })));
     }
     assert_eq!(known.len(), model.nodes.len());
 }
