@@ -11,6 +11,7 @@
 //! An object that waits takes one bit, that of its entry. Who has its page finds it there: the heap
 //! knows at which cards objects begin, and each object names its entry.
 
+use crate::entries::WORDS_PER_PAGE;
 use core::cell::Cell;
 use core::ops::Bound;
 use farfield::FarError;
@@ -23,9 +24,6 @@ const AWAITED_BYTES: usize = 20;
 
 /// Batches of which copies are kept: what was read last often leads to what was read shortly before.
 const BATCHES_KEPT: usize = 4;
-
-/// Words of bits for the entries of one page.
-const WORDS_PER_PAGE: usize = ENTRIES_PER_PAGE as usize / 64;
 
 /// Far pages of one cycle.
 pub(super) struct FarPages<'a> {
@@ -205,16 +203,16 @@ impl<'a> FarPages<'a> {
         Some(u64::from_ne_bytes(*self.copy(page)?.get(offset..)?.first_chunk()?))
     }
 
-    /// Takes up to so many objects that wait, each with the page that it waits for, for whoever else
+    /// Takes up to so many objects that wait, 64 or more, each with the page that it waits for, for whoever else
     /// looks at them. `find` says where an object is, or that of its entry.
     pub(super) fn take(&mut self, most: usize, find: impl Fn(u32) -> (u32, Waiter)) -> Vec<(u32, Waiter)> {
         let mut taken = self.placed.split_off(self.placed.len().saturating_sub(most));
         let words = self.waits.len();
         for _ in 0..words {
-            if taken.len() >= most {
+            let word = self.next_word % words;
+            if taken.len() + self.waits[word].count_ones() as usize > most {
                 break;
             }
-            let word = self.next_word % words;
             let bits = core::mem::take(&mut self.waits[word]);
             taken.extend(entries_of(word, bits).map(&find));
             self.next_word = word + 1;

@@ -118,8 +118,8 @@ impl Servers {
             choice.pace.add_pages(work.read - read, work.traced - traced, since.elapsed());
         }
         let is_always = matches!(heap.broken, Some(BrokenRule::ServersAreFaster | BrokenRule::FlushBeforeTracing));
-        let prefers = is_always || choice.pace.decide_for_servers(work.waiters, work.pages);
-        if work.waiters < CALL_MIN || !prefers {
+        let is_worth_a_call = work.waiters >= CALL_MIN;
+        if !(is_worth_a_call && (is_always || choice.pace.decide_for_servers(work.waiters, work.pages))) {
             choice.last_read = Some((Instant::now(), work.read, work.traced));
             return false;
         }

@@ -368,7 +368,7 @@ impl<'a> Tracer<'a> {
         let is_in_vain = arrived.is_empty() && self.stack.is_empty();
         deferral.add(wait_begun.elapsed(), self.begun.elapsed(), is_in_vain);
         self.live.waited = deferral.waited();
-        let waiters = self.far.waiters();
+        let traced = self.live.objects;
         for page in arrived {
             // It may have left again since the collector has looked.
             match scope.near(page.0) {
@@ -376,7 +376,7 @@ impl<'a> Tracer<'a> {
                 None => self.far.put_back(page),
             }
         }
-        self.live.arrived_objects += waiters.saturating_sub(self.far.waiters()) as u64;
+        self.live.arrived_objects += self.live.objects - traced;
         Ok(!is_in_vain)
     }
 
