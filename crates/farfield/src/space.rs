@@ -328,7 +328,9 @@ impl<'space> SpaceScope<'space> {
     /// Returns the address of a unit, if it is near and needs no mark.
     #[inline]
     pub fn near(&self, page: u32) -> Option<NonNull<u8>> {
-        NonNull::new(self.scope.near_unit(self.scope.first_page + page, AccessMode::Read)?)
+        let address = self.peek(page)?;
+        self.scope.touch();
+        Some(address)
     }
 
     /// Returns the address of a unit, if it is near and marked as changed.
@@ -339,17 +341,11 @@ impl<'space> SpaceScope<'space> {
 
     /// Returns the address of a unit as [`SpaceScope::near`] does, and notes nothing.
     ///
-    /// The address is valid up to the next call on this scope, or longer if that is
-    /// [`SpaceScope::mark_used`].
+    /// The address is valid until the thread brings or makes a unit, or renews this scope; or up to the
+    /// end of the scope if [`SpaceScope::mark_used`] is called before.
     #[inline(always)]
     pub fn peek(&self, page: u32) -> Option<NonNull<u8>> {
-        if page >= self.scope.pages {
-            return None;
-        }
-        // SAFETY: `page` is below `pages`, the length of the table.
-        let word = unsafe { &*self.scope.words.add(page as usize) };
-        // Acquire: the thread that brought the page has filled the frame.
-        let FrameId(frame) = FrameWord(word.load(Ordering::Acquire)).near()?;
+        let FrameId(frame) = self.word(page)?.near()?;
         Some(self.address(frame as usize * PAGE_BYTES))
     }
 
@@ -359,17 +355,23 @@ impl<'space> SpaceScope<'space> {
     /// The processor can load from the address while the guess is checked.
     #[inline(always)]
     pub fn peek_at(&self, page: u32, card: u8, guess: SlotHint) -> Option<NonNull<u8>> {
+        let is_there = self.word(page)?.confirms(guess);
+        if !is_there || guess.card() != card || guess.frame() == FrameId(0) {
+            return None;
+        }
+        Some(self.address(guess.offset()))
+    }
+
+    /// Returns the word of a page, if there is such a page.
+    #[inline(always)]
+    fn word(&self, page: u32) -> Option<FrameWord> {
         if page >= self.scope.pages {
             return None;
         }
         // SAFETY: `page` is below `pages`, the length of the table.
         let word = unsafe { &*self.scope.words.add(page as usize) };
         // Acquire: the thread that brought the page has filled the frame.
-        let is_there = FrameWord(word.load(Ordering::Acquire)).confirms(guess);
-        if !is_there || guess.card() != card || guess.frame() == FrameId(0) {
-            return None;
-        }
-        Some(self.address(guess.offset()))
+        Some(FrameWord(word.load(Ordering::Acquire)))
     }
 
     /// Returns the address of a byte of the arena.

@@ -79,7 +79,8 @@ pub(crate) struct EntryPlace {
 impl EntryPlace {
     #[inline(always)]
     pub(crate) fn of(entry: u32) -> EntryPlace {
-        EntryPlace { page: entry / ENTRIES_PER_PAGE, within: (entry % ENTRIES_PER_PAGE) as usize }
+        let (page, within) = locate(entry);
+        EntryPlace { page: page as u32, within }
     }
 
     /// Loads the word of the entry.
@@ -218,41 +219,36 @@ impl EntryTable {
     /// Loads the word of an entry of this heap, and brings its page near.
     #[inline]
     pub(crate) fn load(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
-        let (page, offset) = self.place(entry);
+        let page = self.place(entry).0;
         let address = match scope.near(page) {
             Some(address) => address,
             None => scope.bring(page)?,
         };
-        // SAFETY: the page is an entry page, which is never given back, and near in this scope. Its
-        // words are only used as atomics.
-        let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
-        Ok(EntryWord(word.load(Ordering::Acquire)))
+        // SAFETY: the page of the entry is near in this scope.
+        Ok(unsafe { EntryPlace::of(entry).load(address) })
     }
 
     /// Loads the word of an entry of this heap, and brings its page near, which does not count as used.
     pub(crate) fn load_unmarked(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, GcError> {
-        let (page, offset) = self.place(entry);
-        let address = scope.bring_unmarked(page)?;
+        let address = scope.bring_unmarked(self.place(entry).0)?;
         // SAFETY: as in `load`.
-        let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
-        Ok(EntryWord(word.load(Ordering::Acquire)))
+        Ok(unsafe { EntryPlace::of(entry).load(address) })
     }
 
     /// Loads the word of an entry of this heap if its page is near. Returns the page if it is not.
     #[inline]
     pub(crate) fn load_near(&self, scope: &SpaceScope<'_>, entry: u32) -> Result<EntryWord, u32> {
-        let (page, offset) = self.place(entry);
+        let page = self.place(entry).0;
         let address = scope.near(page).ok_or(page)?;
         // SAFETY: as in `load`.
-        let word = unsafe { address.add(offset).cast::<AtomicU64>().as_ref() };
-        Ok(EntryWord(word.load(Ordering::Acquire)))
+        Ok(unsafe { EntryPlace::of(entry).load(address) })
     }
 
     /// Gives an entry that the caller has claimed to an object at this card of this page. The entry is
     /// in use from now on. False if its generations are used up: nobody uses it again.
     pub(crate) fn give(&self, scope: &SpaceScope<'_>, entry: u32, page: u32, card: u8) -> Result<bool, GcError> {
         let address = self.bring_to_change(scope, entry)?;
-        // SAFETY: as in `load`.
+        // SAFETY: as in `EntryPlace::load`.
         let word = unsafe { address.cast::<AtomicU64>().as_ref() };
         let Some(next) = EntryWord(word.load(Ordering::Acquire)).next(page, card) else { return Ok(false) };
         word.store(next.0, Ordering::Release);
@@ -279,7 +275,7 @@ impl EntryTable {
     /// Replaces the word of an entry of this heap.
     pub(crate) fn replace(&self, scope: &SpaceScope<'_>, entry: u32, word: EntryWord) -> Result<(), GcError> {
         let address = self.bring_to_change(scope, entry)?;
-        // SAFETY: as in `load`.
+        // SAFETY: as in `EntryPlace::load`.
         unsafe { address.cast::<AtomicU64>().as_ref() }.store(word.0, Ordering::Release);
         Ok(())
     }
