@@ -26,7 +26,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A memory server with room for the data twice over.
+    /// A memory server with room for the data three times over.
     pub(crate) fn farfield(job: &Job<'_>, listen: &str) -> Result<Server> {
         Server::farfield_with(job, listen, &[])
     }
@@ -34,7 +34,7 @@ impl Server {
     /// Starts a memory server that has the functions of the workloads too.
     pub(crate) fn with_workloads(job: &Job<'_>, listen: &str) -> Result<Server> {
         let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-        command.args(["serve", "--listen", listen, "--capacity", &(job.data_bytes * 2).to_string()]);
+        command.args(["serve", "--listen", listen, "--capacity", &(job.data_bytes * 3).to_string()]);
         Server::start_far(command, job)
     }
 
@@ -65,7 +65,7 @@ impl Server {
 
     fn farfield_with(job: &Job<'_>, listen: &str, options: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary(job)?);
-        command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 2)]);
+        command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 3)]);
         command.args(options);
         command.args(["--drain-timeout", "0"]); // It waits for no client when told to stop.
         Server::start_far(command, job)

@@ -34,8 +34,9 @@ pub(crate) fn far_limit(live_bytes: u64) -> u64 {
 
 /// A collected heap for so much that lives, if the data is to be in one.
 pub(crate) fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
-    let Some(heap) = options.heap(0)? else { return Ok(None) };
-    let builder = GcHeap::in_heap(&heap).limit(far_limit(live_bytes));
+    let limit = far_limit(live_bytes);
+    let Some(heap) = options.heap_with(0, limit.max(options.data_bytes() * 2))? else { return Ok(None) };
+    let builder = GcHeap::in_heap(&heap).limit(limit);
     let gc = builder.far_tracing(tracing).build()?;
     Ok(Some((heap, gc)))
 }

@@ -319,9 +319,13 @@ enum HotnessName {
 impl Options {
     /// The far heap, if the data is to be in one. `beside` are bytes that the program itself keeps near to find its data.
     fn heap(&self, beside: u64) -> Result<Option<Heap>> {
+        self.heap_with(beside, self.data_bytes() * 2)
+    }
+
+    /// The same, with so many far bytes; servers of the driver have room for the data three times over.
+    fn heap_with(&self, beside: u64, far: u64) -> Result<Option<Heap>> {
         let (Some(near), Some(pool)) = (self.near, &self.pool) else { return Ok(None) };
         let near = near.checked_sub(beside).context("the pointers alone take more than may be near")?;
-        let far = (self.data_mib << 20) * 2;
         let plane = match self.plane {
             PlaneName::Page => Plane::Page,
             PlaneName::Object => Plane::Object,
