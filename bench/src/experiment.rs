@@ -209,6 +209,7 @@ const PARAMETERS: &[&str] = &[
     "trace",
     "tracing",
     "aged",
+    "mix",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -375,7 +376,7 @@ fn check_point(point: &Point) -> Result<()> {
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
-                "hotness" | "offload" | "tracing" | "cluster" | "rules" | "arrivals" | "recording" | "accounting"
+                "hotness" | "offload" | "tracing" | "mix" | "cluster" | "rules" | "arrivals" | "recording" | "accounting"
                 | "trace",
                 Value::Text(_),
             ) => {}

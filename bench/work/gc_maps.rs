@@ -10,7 +10,7 @@ use crate::zipf::Zipf;
 use crate::{Options, Outcome, figures_since};
 use anyhow::{Context, Result};
 use farfield_gc::collections::{AppendLog, OrderedMap, TrieMap};
-use farfield_gc::{FarTracing, Gc, GcError, Mutator, Ref, Root};
+use farfield_gc::{Gc, GcError, Mutator, Ref, Root};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -31,6 +31,8 @@ pub(crate) enum Scene {
     Ordered,
     /// Scans of a map in the order of its keys, and updates.
     Scan,
+    /// Rows of a table in the order of its keys, by the mix of the options.
+    Table,
     /// Gets from a log, and appends to it, with trims.
     Log,
 }
@@ -48,7 +50,7 @@ impl Scene {
     fn entry_bytes(self) -> EntryBytes {
         match self {
             Scene::Trie => EntryBytes { plain: 110, collected: 170 },
-            Scene::Ordered | Scene::Scan => EntryBytes { plain: 105, collected: 100 },
+            Scene::Ordered | Scene::Scan | Scene::Table => EntryBytes { plain: 105, collected: 100 },
             Scene::Log => EntryBytes { plain: 90, collected: 82 },
         }
     }
@@ -96,11 +98,12 @@ trait Log {
 
 pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
     let bytes = scene.entry_bytes();
+    // A table has so many at its end.
     let entries = options.data_bytes() / bytes.plain;
-    let Some((heap, gc)) = collected(options, entries * bytes.collected, FarTracing::default())? else {
+    let Some((heap, gc)) = collected(options, entries * bytes.collected, options.far_tracing())? else {
         return match scene {
             Scene::Trie => use_map(options, scene, entries, &mut RwLock::new(HashMap::new())),
-            Scene::Ordered | Scene::Scan => use_map(options, scene, entries, &mut RwLock::new(BTreeMap::new())),
+            Scene::Ordered | Scene::Scan | Scene::Table => use_map(options, scene, entries, &mut RwLock::new(BTreeMap::new())),
             Scene::Log => use_log(options, entries, &mut PlainLog::default()),
         };
     };
@@ -108,7 +111,7 @@ pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
     let m = gc.enter();
     let mut outcome = match scene {
         Scene::Trie => use_map(options, scene, entries, &mut Collected::new(m, TrieMap::new)?),
-        Scene::Ordered | Scene::Scan => use_map(options, scene, entries, &mut Collected::new(m, OrderedMap::new)?),
+        Scene::Ordered | Scene::Scan | Scene::Table => use_map(options, scene, entries, &mut Collected::new(m, OrderedMap::new)?),
         Scene::Log => use_log(options, entries, &mut Collected::new(m, AppendLog::new)?),
     }?;
     figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
@@ -117,6 +120,9 @@ pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
 }
 
 fn use_map(options: &Options, scene: Scene, entries: u64, map: &mut impl Map) -> Result<Outcome> {
+    if let Scene::Table = scene {
+        return use_table(options, entries, map);
+    }
     let (mut outcome, mut found, mut version) = (Outcome::new(), Found::default(), 0);
     outcome.phase("fill", entries, || (0..entries).try_for_each(|number| map.put(mix(number), value(number, 0))))?;
     let zipf = Zipf::new(entries, options.zipf_percent as f64 / 100.0);
@@ -137,6 +143,44 @@ fn use_map(options: &Options, scene: Scene, entries: u64, map: &mut impl Map) ->
     })?;
     let len = map.len()?;
     outcome.checked(found.sum ^ len, found.errors + len.abs_diff(entries));
+    Ok(outcome)
+}
+
+/// A table of rows, of which some come while it is used. The rows that there are at first were all updated once in random order
+/// if the heap is aged.
+fn use_table(options: &Options, entries: u64, table: &mut impl Map) -> Result<Outcome> {
+    let (mut outcome, mut found, mut random) = (Outcome::new(), Found::default(), Random::new(options.seed));
+    let (inserts, updates) = options.mix.percents();
+    let first = entries.checked_sub(options.ops * inserts / 100).context("fewer operations: they insert more rows than fit")?;
+    outcome.phase("fill", first, || {
+        let mut rows: Vec<u64> = (0..first).collect();
+        rows.sort_unstable_by_key(|number| mix(*number));
+        rows.iter().try_for_each(|number| table.put(mix(*number), value(*number, 0)))?;
+        if options.aged == 1 {
+            (0..first).try_for_each(|number| table.put(mix(number), value(number, 0)))?;
+        }
+        Ok::<(), anyhow::Error>(())
+    })?;
+    let zipf = Zipf::new(first, options.zipf_percent as f64 / 100.0);
+    let (mut next, mut version) = (first, 0);
+    outcome.phase("use", options.ops, || -> Result<()> {
+        for _ in 0..options.ops {
+            let chance = random.below(100);
+            let number = mix(zipf.sample(&mut random)) % first;
+            if chance < inserts && next < entries {
+                table.put(mix(next), value(next, 0))?;
+                next += 1;
+            } else if chance < inserts + updates {
+                version += 1;
+                table.put(mix(number), value(number, version))?;
+            } else {
+                table.get(mix(number), &mut |value| found.add(number, value))?;
+            }
+        }
+        Ok(())
+    })?;
+    let len = table.len()?;
+    outcome.checked(found.sum ^ len, found.errors + len.abs_diff(next));
     Ok(outcome)
 }
 

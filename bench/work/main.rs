@@ -12,6 +12,7 @@ mod deref;
 mod entry;
 mod frame;
 mod gc_cache;
+mod gc_compute;
 mod gc_maps;
 mod graph;
 mod graph_store;
@@ -48,6 +49,7 @@ mod zipf;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use farfield::{Heap, Hotness, Plane, Stats, Where};
+use farfield_gc::FarTracing;
 use measure::Outcome;
 use std::process::ExitCode;
 
@@ -152,6 +154,9 @@ struct Options {
     /// The way in which collections look at far objects.
     #[arg(long, value_enum, default_value_t = TracingName::Copies)]
     tracing: TracingName,
+    /// Operations on a table, of a hundred: inserts, updates, and reads for the rest.
+    #[arg(long, value_enum, default_value_t = MixName::InsertIntensive)]
+    mix: MixName,
     /// 1: where an object lies says nothing of where it leads to, as after long use; 0: neighbours lead to each other.
     #[arg(long, default_value_t = 1)]
     aged: u64,
@@ -251,6 +256,12 @@ enum Workload {
     MapScan,
     /// Gets from a log, and appends to it, with trims.
     AppendLog,
+    /// Rows of a table that are read, inserted and updated.
+    Table,
+    /// All nodes that each node of a graph reaches.
+    Closure,
+    /// Points that are assigned to the nearest of some centres, again and again.
+    Clusters,
     /// Small objects behind owners of shared memory.
     ShareDeref,
     /// Objects of another node, read one at a time.
@@ -307,6 +318,29 @@ enum TracingName {
     Copies,
     Arrivals,
     Servers,
+}
+
+/// Mixes of operations on Cassandra and QuickCached of MemLiner's evaluation (section 4.6.1).
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MixName {
+    InsertIntensive,
+    UpdateIntensive,
+    ReadIntensive,
+    WriteDominant,
+    ReadDominant,
+}
+
+impl MixName {
+    /// Returns how many of a hundred operations insert, and how many update.
+    fn percents(self) -> (u64, u64) {
+        match self {
+            MixName::InsertIntensive => (50, 25),
+            MixName::UpdateIntensive => (50, 50),
+            MixName::ReadIntensive => (50, 0),
+            MixName::WriteDominant => (60, 0),
+            MixName::ReadDominant => (20, 0),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -373,6 +407,15 @@ impl Options {
     fn data_bytes(&self) -> u64 {
         self.data_mib << 20
     }
+
+    fn far_tracing(&self) -> FarTracing {
+        match self.tracing {
+            TracingName::Frames => FarTracing::Frames,
+            TracingName::Copies => FarTracing::Copies,
+            TracingName::Arrivals => FarTracing::Arrivals,
+            TracingName::Servers => FarTracing::Servers,
+        }
+    }
 }
 
 fn run(options: &Options) -> Result<Outcome> {
@@ -424,6 +467,9 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::OrderedMap => gc_maps::run(options, gc_maps::Scene::Ordered),
         Workload::MapScan => gc_maps::run(options, gc_maps::Scene::Scan),
         Workload::AppendLog => gc_maps::run(options, gc_maps::Scene::Log),
+        Workload::Table => gc_maps::run(options, gc_maps::Scene::Table),
+        Workload::Closure => gc_compute::run_closure(options),
+        Workload::Clusters => gc_compute::run_clusters(options),
         Workload::ShareDeref => shared::run_deref(options),
         Workload::ShareRead => shared::run_read(options),
         Workload::ShareLock => shared::run_lock(options),

@@ -2,10 +2,10 @@
 
 use crate::collected::{CHUNK, collected, figures_of_collections, make_tree, sum_of_tree};
 use crate::random::{Random, mix};
-use crate::{Options, Outcome, TracingName, figures_since};
+use crate::{Options, Outcome, figures_since};
 use anyhow::{Result, bail};
 use farfield::Heap;
-use farfield_gc::{FarObject, FarTracing, Gc, GcError, GcHeap, Mutator, Ref, Root};
+use farfield_gc::{FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root};
 
 /// Node of a graph: 64 bytes with its header.
 #[derive(FarObject)]
@@ -30,13 +30,7 @@ const OPS_PER_LOOK: u64 = 32;
 type Table = Root<[Ref<[Ref<Node>]>]>;
 
 fn heaps(options: &Options) -> Result<(Heap, GcHeap)> {
-    let tracing = match options.tracing {
-        TracingName::Frames => FarTracing::Frames,
-        TracingName::Copies => FarTracing::Copies,
-        TracingName::Arrivals => FarTracing::Arrivals,
-        TracingName::Servers => FarTracing::Servers,
-    };
-    match collected(options, options.data_bytes() * 5 / 4, tracing)? {
+    match collected(options, options.data_bytes() * 5 / 4, options.far_tracing())? {
         Some(heaps) => Ok(heaps),
         None => bail!("this workload needs a far heap: nothing is traced in plain memory"),
     }
