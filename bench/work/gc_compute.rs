@@ -42,13 +42,17 @@ struct Table<T: 'static> {
 
 impl<T: FarObject> Table<T> {
     /// Makes a table of objects, in their order.
-    fn new(m: &mut Mutator<'_>, count: u64, make: impl Fn(&Mutator<'_>, u64) -> Result<T, GcError>) -> Result<Table<T>> {
+    fn new(
+        m: &mut Mutator<'_>,
+        count: u64,
+        make: impl for<'m> Fn(&'m Mutator<'_>, u64) -> Result<Gc<'m, T>, GcError>,
+    ) -> Result<Table<T>, GcError> {
         let mut parts = Vec::new();
         for first in (0..count).step_by(CHUNK) {
             parts.push(m.with_room(|m| {
                 let part = m.alloc_array(CHUNK.min((count - first) as usize), |_| Ref::<T>::null())?;
                 for (place, at) in part.iter().zip(first..) {
-                    place.store(m, Some(m.alloc(make(m, at)?)?));
+                    place.store(m, Some(make(m, at)?));
                 }
                 Ok(m.root(part))
             })?);
@@ -142,7 +146,9 @@ pub(crate) fn run_closure(options: &Options) -> Result<Outcome> {
     };
     let mut m = gc.enter();
     let nodes = outcome.phase("fill", count, || -> Result<_> {
-        let nodes = Table::new(&mut m, count, |_, _| Ok(Node { edges: Default::default(), reached: Ref::null() }))?;
+        let nodes = Table::new(&mut m, count, |m, _| {
+            Ok(m.alloc(Node { edges: Default::default(), reached: Ref::null() })?)
+        })?;
         for (at, edges) in edges(options, count).iter().enumerate() {
             unite([&edges[..]], &mut united);
             m.with_room(|m| {
@@ -258,12 +264,11 @@ pub(crate) fn run_clusters(options: &Options) -> Result<Outcome> {
         Some((heap, gc)) => {
             let mut m = gc.enter();
             let points = outcome.phase("fill", count, || {
-                let point = |m: &Mutator<'_>, at| {
-                    let point = Point { vector: Ref::null() };
+                let points = Table::new(&mut m, count, |m, at| {
+                    let point = m.alloc(Point { vector: Ref::null() })?;
                     point.vector.store(m, Some(m.alloc(vector_of(options, at))?));
                     Ok(point)
-                };
-                let points = Table::new(&mut m, count, point)?;
+                })?;
                 for at in replaced(options, count) {
                     m.with_room(|m| {
                         let point = points.get(m, at.into())?;

@@ -146,20 +146,18 @@ fn use_map(options: &Options, scene: Scene, entries: u64, map: &mut impl Map) ->
     Ok(outcome)
 }
 
-/// A table of rows, of which some come while it is used. The rows that there are at first were all updated once in random order
-/// if the heap is aged.
+/// A table of rows, of which some come while it is used. The rows that there are at first lie in the order of their keys, or in
+/// none if the heap is aged.
 fn use_table(options: &Options, entries: u64, table: &mut impl Map) -> Result<Outcome> {
     let (mut outcome, mut found, mut random) = (Outcome::new(), Found::default(), Random::new(options.seed));
     let (inserts, updates) = options.mix.percents();
     let first = entries.checked_sub(options.ops * inserts / 100).context("fewer operations: they insert more rows than fit")?;
     outcome.phase("fill", first, || {
         let mut rows: Vec<u64> = (0..first).collect();
-        rows.sort_unstable_by_key(|number| mix(*number));
-        rows.iter().try_for_each(|number| table.put(mix(*number), value(*number, 0)))?;
-        if options.aged == 1 {
-            (0..first).try_for_each(|number| table.put(mix(number), value(number, 0)))?;
+        if options.aged == 0 {
+            rows.sort_unstable_by_key(|number| mix(*number));
         }
-        Ok::<(), anyhow::Error>(())
+        rows.iter().try_for_each(|number| table.put(mix(*number), value(*number, 0)))
     })?;
     let zipf = Zipf::new(first, options.zipf_percent as f64 / 100.0);
     let (mut next, mut version) = (first, 0);
