@@ -376,8 +376,8 @@ fn check_point(point: &Point) -> Result<()> {
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
-                "hotness" | "offload" | "tracing" | "mix" | "cluster" | "rules" | "arrivals" | "recording" | "accounting"
-                | "trace",
+                "hotness" | "offload" | "tracing" | "mix" | "cluster" | "rules" | "arrivals" | "recording"
+                | "accounting" | "trace",
                 Value::Text(_),
             ) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),

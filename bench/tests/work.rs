@@ -85,6 +85,10 @@ fn collected_objects() {
         &["ordered-map", "--data-mib", "6", "--ops", "20000", "--zipf-percent", "99", "--write-percent", "10"],
         &["map-scan", "--data-mib", "6", "--ops", "2000", "--write-percent", "10"],
         &["append-log", "--data-mib", "6", "--ops", "50000", "--write-percent", "50"],
+        &["table", "--data-mib", "6", "--ops", "20000", "--mix", "insert-intensive"],
+        &["table", "--data-mib", "6", "--ops", "20000", "--mix", "read-dominant", "--aged", "0"],
+        &["closure", "--data-mib", "6", "--ops", "50000"],
+        &["clusters", "--data-mib", "6", "--ops", "100000"],
     ] {
         check_collected(words);
     }

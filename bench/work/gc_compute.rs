@@ -132,7 +132,8 @@ pub(crate) fn run_closure(options: &Options) -> Result<Outcome> {
         });
         outcome.phase("join", rounds * count, || {
             for node in (0..rounds).flat_map(|_| &nodes) {
-                let lists = [node.reached(), nodes[node.edges[0] as usize].reached(), nodes[node.edges[1] as usize].reached()];
+                let lists =
+                    [node.reached(), nodes[node.edges[0] as usize].reached(), nodes[node.edges[1] as usize].reached()];
                 unite(lists.iter().map(|list| &**list), &mut united);
                 let before = core::mem::replace(
                     &mut *node.reached.lock().unwrap_or_else(PoisonError::into_inner),
@@ -146,9 +147,8 @@ pub(crate) fn run_closure(options: &Options) -> Result<Outcome> {
     };
     let mut m = gc.enter();
     let nodes = outcome.phase("fill", count, || -> Result<_> {
-        let nodes = Table::new(&mut m, count, |m, _| {
-            Ok(m.alloc(Node { edges: Default::default(), reached: Ref::null() })?)
-        })?;
+        let nodes =
+            Table::new(&mut m, count, |m, _| Ok(m.alloc(Node { edges: Default::default(), reached: Ref::null() })?))?;
         for (at, edges) in edges(options, count).iter().enumerate() {
             unite([&edges[..]], &mut united);
             m.with_room(|m| {
@@ -183,7 +183,7 @@ pub(crate) fn run_closure(options: &Options) -> Result<Outcome> {
     figures_of_collections(&mut outcome, &gc);
     let mut sum = 0;
     for at in 0..count {
-        sum = m.with_room(|m| Ok(add_list(sum, &*found(nodes.get(m, at)?.reached.load(m)?)?)))?;
+        sum = m.with_room(|m| Ok(add_list(sum, &found(nodes.get(m, at)?.reached.load(m)?)?)))?;
         m.safepoint()?;
     }
     outcome.checked(sum, 0);
@@ -222,7 +222,9 @@ impl PlainPoint {
 
 /// Returns the numbers of a point, each between 0 and 1.
 fn vector_of(options: &Options, point: u64) -> Vector {
-    core::array::from_fn(|at| (mix(options.seed ^ (point * DIMENSIONS as u64 + at as u64)) >> 11) as f64 / (1u64 << 53) as f64)
+    core::array::from_fn(|at| {
+        (mix(options.seed ^ (point * DIMENSIONS as u64 + at as u64)) >> 11) as f64 / (1u64 << 53) as f64
+    })
 }
 
 fn nearest(centres: &[Vector; CENTRES], vector: &Vector) -> usize {
@@ -326,7 +328,12 @@ fn assign_plain(options: &Options, outcome: &mut Outcome, count: u64, rounds: u6
     });
 }
 
-fn assign(m: &mut Mutator<'_>, points: &Table<Point>, rounds: u64, centres: &mut [Vector; CENTRES]) -> Result<(), GcError> {
+fn assign(
+    m: &mut Mutator<'_>,
+    points: &Table<Point>,
+    rounds: u64,
+    centres: &mut [Vector; CENTRES],
+) -> Result<(), GcError> {
     for _ in 0..rounds {
         let mut sums = Sums::default();
         for part in &points.parts {

@@ -103,7 +103,9 @@ pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
     let Some((heap, gc)) = collected(options, entries * bytes.collected, options.far_tracing())? else {
         return match scene {
             Scene::Trie => use_map(options, scene, entries, &mut RwLock::new(HashMap::new())),
-            Scene::Ordered | Scene::Scan | Scene::Table => use_map(options, scene, entries, &mut RwLock::new(BTreeMap::new())),
+            Scene::Ordered | Scene::Scan | Scene::Table => {
+                use_map(options, scene, entries, &mut RwLock::new(BTreeMap::new()))
+            }
             Scene::Log => use_log(options, entries, &mut PlainLog::default()),
         };
     };
@@ -111,7 +113,9 @@ pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
     let m = gc.enter();
     let mut outcome = match scene {
         Scene::Trie => use_map(options, scene, entries, &mut Collected::new(m, TrieMap::new)?),
-        Scene::Ordered | Scene::Scan | Scene::Table => use_map(options, scene, entries, &mut Collected::new(m, OrderedMap::new)?),
+        Scene::Ordered | Scene::Scan | Scene::Table => {
+            use_map(options, scene, entries, &mut Collected::new(m, OrderedMap::new)?)
+        }
         Scene::Log => use_log(options, entries, &mut Collected::new(m, AppendLog::new)?),
     }?;
     figures_since(&mut outcome, &before, &heap.stats(), options.ops, 0);
@@ -151,7 +155,8 @@ fn use_map(options: &Options, scene: Scene, entries: u64, map: &mut impl Map) ->
 fn use_table(options: &Options, entries: u64, table: &mut impl Map) -> Result<Outcome> {
     let (mut outcome, mut found, mut random) = (Outcome::new(), Found::default(), Random::new(options.seed));
     let (inserts, updates) = options.mix.percents();
-    let first = entries.checked_sub(options.ops * inserts / 100).context("fewer operations: they insert more rows than fit")?;
+    let first =
+        entries.checked_sub(options.ops * inserts / 100).context("fewer operations: they insert more rows than fit")?;
     outcome.phase("fill", first, || {
         let mut rows: Vec<u64> = (0..first).collect();
         if options.aged == 0 {
