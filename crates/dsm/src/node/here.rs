@@ -30,7 +30,7 @@ pub struct Here<'n> {
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
     /// Locks that the task holds, by number of the wait. All scopes of the task share them.
-    locks: Rc<RefCell<HashMap<u64, HeldLock>>>,
+    locks: Rc<RefCell<hashbrown::HashMap<u64, HeldLock>>>,
 }
 
 /// Returns what a node asks for that wants to read an object.

@@ -8,7 +8,7 @@ use crate::stats::count;
 use crate::task::code::ShippedCode;
 use farfield_core::dsm::{HomeTicket, LockLine, OwnerWord, StoredLock};
 use farfield_core::lock::LockMode;
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks of this node that are held, or that were left.
@@ -54,6 +54,23 @@ impl HomeLocks {
 }
 
 impl ShareNode {
+    /// Asks for a lock that is kept here, for a task of this node, as long as that needs no wait. Returns the
+    /// number of the holding, and the answer.
+    pub(crate) fn ask_lock_here(
+        &self,
+        word: OwnerWord,
+        mode: LockMode,
+        locked: LockedType,
+    ) -> Option<(u64, WaitAnswer)> {
+        if self.host_of(word) != self.id {
+            return None;
+        }
+        let number = self.waits.number();
+        let answer = self.ask_lock(word, HomeTicket { node: self.id.0, number }, mode, false, locked)?;
+        // Who waits has a place in the line, and somebody to tell.
+        (!matches!(answer, WaitAnswer::Busy)).then_some((number, answer))
+    }
+
     /// Asks for a lock of this node. Returns `None` if the ticket waits.
     pub(super) fn ask_lock(
         &self,

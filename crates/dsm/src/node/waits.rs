@@ -50,6 +50,13 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
         (number, slot)
     }
 
+    /// Returns the number of a wait that is over before it begins.
+    pub(crate) fn number(&self) -> u64 {
+        let mut waits = self.lock();
+        waits.last += 1;
+        waits.last
+    }
+
     /// Returns where the answer of this number belongs, once.
     pub(crate) fn take(&self, number: u64) -> Option<Arc<WaitSlot<T, M>>> {
         self.lock().slots.remove(&number)

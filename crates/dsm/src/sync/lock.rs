@@ -51,13 +51,10 @@ impl<T: Far> LockedValue<T> {
             owns_others: needs_drop::<T>(),
             destructor: destructor.map(ShippedCode::reference),
         };
-        let request = |ticket| {
-            let may_wait = limit.may_wait();
-            ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked }
+        let (number, answer) = match here.node().ask_lock_here(word, mode, locked) {
+            Some(answered) => answered,
+            None => LockedValue::<T>::ask_home(here, word, mode, limit, locked)?,
         };
-        let undo = |ticket| ShareMessage::Unlock { word: word.bits(), ticket, end: LockEnd::Released(None) };
-        let answer = here.node().wait_at_home(word, WaitCause::Lock, limit, request, undo);
-        let (number, answer) = answer.map_err(|unanswered| unanswered.error)?;
         let (was_left, bytes) = match answer {
             WaitAnswer::Granted { was_left, value } => (was_left, value),
             WaitAnswer::Busy => return Ok(None),
@@ -84,6 +81,21 @@ impl<T: Far> LockedValue<T> {
         let forgotten = if is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
         here.record_lock(number, HeldLock { word, forgotten });
         Ok(Some(LockHold { word, number, value: value.cast(), brought, was_left }))
+    }
+
+    /// Asks the lock's home, wherever it is, and waits as long as the limit says. Returns the number of the wait,
+    /// and the answer.
+    fn ask_home(
+        here: &Here<'_>,
+        word: OwnerWord,
+        mode: LockMode,
+        limit: WaitLimit,
+        locked: LockedType,
+    ) -> Result<(u64, WaitAnswer), ShareError> {
+        let may_wait = limit.may_wait();
+        let request = |ticket| ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked };
+        let undo = |ticket| ShareMessage::Unlock { word: word.bits(), ticket, end: LockEnd::Released(None) };
+        here.node().wait_at_home(word, WaitCause::Lock, limit, request, undo).map_err(|unanswered| unanswered.error)
     }
 
     fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
