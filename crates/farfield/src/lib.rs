@@ -43,8 +43,8 @@ pub mod task;
 
 pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{
-    Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
-    FarVec, Index, PrefetchMode,
+    Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
+    FarString, FarVec, Index, Pod, PrefetchMode,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
