@@ -9,7 +9,7 @@ use farfield_tests::{MIB, PATIENCE, seeded, tier};
 use farfield_wic::{Aggregate, Registry};
 use fastrand::Rng;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
 const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
@@ -176,4 +176,39 @@ fn a_server_that_dies_is_an_error_of_the_pool() {
     assert!(errors > 200, "{errors}");
     // Its pages cannot leave any more.
     core::mem::forget((map, heap));
+}
+
+#[test]
+fn answers_are_right_while_the_pool_is_exchanged() {
+    let servers = [(); 2].map(|()| serve(Registry::standard()));
+    let [(_, one), (_, two)] = &servers;
+    let heap = heap(&one[0], Plane::Page);
+    let mut map = FarFlatMap::new().at(Where::Server);
+    let twin = fill(&mut map, &heap, &mut seeded(0x639));
+    let keys: Vec<Key> = twin.keys().copied().collect();
+    let look_up = |some: &[Key]| {
+        let found = map.get_many(&heap.enter(), some).unwrap();
+        assert!(found.iter().zip(some).all(|(found, key)| found.as_ref() == twin.get(key)));
+    };
+    for to in [two[0].clone(), format!("stripe({},{})", one[0], two[1]), one[1].clone()] {
+        let switch = heap.switch_pool(to).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            let reader = threads.spawn(|| {
+                for some in keys.chunks(100).cycle() {
+                    look_up(some);
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            let switched = switch.wait(PATIENCE);
+            is_over.store(true, Ordering::Relaxed);
+            switched.expect("it ends").unwrap();
+            reader.join().unwrap();
+        });
+        let before = heap.stats().misses;
+        keys.chunks(1000).take(5).for_each(look_up);
+        assert!(heap.stats().misses - before < 60, "the new pool answers");
+    }
 }
