@@ -3,11 +3,11 @@
 //! While the map is borrowed nobody changes its pages. So a page that was far at some moment during
 //! that time has its current bytes at the server, even if it is brought near meanwhile.
 
-use super::pod::{bytes_of, from_bytes};
-use super::{FarFlatMap, Pod};
+use super::FarFlatMap;
 use crate::error::FarError;
 use crate::heap::{HeapInner, Scope};
 use crate::offload::OffloadTarget;
+use bytemuck::{Pod, bytes_of, pod_read_unaligned as from_bytes};
 use core::hash::BuildHasher;
 use farfield_core::policy::call_placement::Side;
 use farfield_wic::Where;

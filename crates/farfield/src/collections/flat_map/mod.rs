@@ -9,22 +9,19 @@
 //! before anything is looked at, and closures, with copies of entries and no page in use.
 
 mod lookup;
-mod pod;
 mod walk;
-
-pub use pod::Pod;
 
 use super::map::Change;
 use super::paged::Paged;
 use super::pattern::PrefetchMode;
 use crate::error::FarError;
 use crate::heap::{AccessMode, Scope};
+use bytemuck::{Pod, bytes_of, pod_read_unaligned as from_bytes};
 use core::hash::{BuildHasher, Hasher};
 use core::marker::PhantomData;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FlatBucket, HashDirectory};
 use farfield_wic::Where;
-use pod::{bytes_of, from_bytes};
 use std::hash::RandomState;
 
 /// Buckets with more pages than this are not split: their hashes are equal, or nearly so.
@@ -38,7 +35,8 @@ const SPLIT_PAGES_MAX: usize = 4;
 /// brought near, or the memory server looks the key up and answers with the value alone: by
 /// default where that was faster lately ([`FarFlatMap::at`]). In both cases the answer is the same.
 ///
-/// Keys and values are [`Pod`], at most 1016 bytes together. [`FarMap`](crate::FarMap) takes values
+/// Keys and values are plain bytes ([`Pod`]): numbers, arrays of them, and structs for which `bytemuck` derives
+/// that. Together they have at most 1016 bytes. [`FarMap`](crate::FarMap) takes values
 /// of any type and size, is changed by several threads at a time and returns references; it keeps
 /// some 20 bytes near for each entry, or its index in far pages of its own.
 ///

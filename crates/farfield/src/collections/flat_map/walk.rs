@@ -1,9 +1,9 @@
 //! Walks over all entries of a map, a page at a time.
 
-use super::pod::{bytes_of, from_bytes};
-use super::{FarFlatMap, Pod};
+use super::FarFlatMap;
 use crate::error::FarError;
 use crate::heap::Scope;
+use bytemuck::{Pod, bytes_of, pod_read_unaligned as from_bytes};
 
 /// Pages that a walk requests together.
 const PAGES_AHEAD: usize = 16;
