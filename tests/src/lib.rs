@@ -15,6 +15,8 @@
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `calls.rs`: do functions over far pointers answer alike in the heap and at the server?
+//! - `own_collections.rs`: does a collection of a user's own do so, on public API alone?
+//! - `flat_maps.rs`: are keys found in far pages there, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
 //! - `frames.rs`: are rows of a far frame found there, and rightly?
 //! - `sql.rs`: does SQL over far tables answer what it answers near?

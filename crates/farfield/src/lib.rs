@@ -41,10 +41,11 @@ pub mod space;
 mod stats;
 pub mod task;
 
+pub use bytemuck::Pod;
 pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{
-    Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarMap, FarQueue, FarSet, FarStack, FarString,
-    FarVec, Index, PrefetchMode,
+    Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
+    FarString, FarVec, Index, PrefetchMode,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};

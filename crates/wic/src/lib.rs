@@ -30,6 +30,7 @@ mod error;
 pub mod evacuate;
 mod function;
 mod lock;
+pub mod lookup;
 mod place;
 mod totals;
 pub mod trace;

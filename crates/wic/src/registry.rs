@@ -8,6 +8,7 @@ use crate::access::Access;
 use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::evacuate::Evacuate;
 use crate::executor::{self, Budget, NewTask};
+use crate::lookup::Lookup;
 use crate::server::{Pace, ServerPlace};
 use crate::trace::Trace;
 use crate::{Aggregate, Function, Memory, Number, Stop, Totals};
@@ -115,6 +116,7 @@ impl Registry {
             .with::<Merge>()
             .with::<Trace>()
             .with::<Evacuate>()
+            .with::<Lookup>()
     }
 
     /// Adds the functions that exist for each type of number.

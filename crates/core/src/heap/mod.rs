@@ -1,5 +1,5 @@
 //! Decision logic of the far heap: words of frames, slots and handles, faults, size classes, log
-//! pages, extents, free runs, hash map buckets, page hashes.
+//! pages, extents, free runs, hash map buckets and directories, page hashes.
 //!
 //! `docs/design/heap.md` draws the whole.
 
@@ -7,6 +7,7 @@ pub mod buckets;
 mod class;
 mod extents;
 pub mod fault;
+mod flat_bucket;
 mod frame_word;
 mod handle;
 mod hotness;
@@ -18,6 +19,7 @@ mod universal_hash;
 pub use class::{CARD_BYTES, Class, SEGMENT_BYTES, SEGMENT_PAGES};
 pub use extents::Extents;
 pub use fault::{AccessMode, FetchIntent};
+pub use flat_bucket::{FlatBucket, HashDirectory};
 pub use frame_word::{DerefOutcome, FrameWord, State};
 pub use handle::{Handle, ObjectLocation};
 pub use hotness::{Hotness, STAMPS_PER_TURN, Stamp};

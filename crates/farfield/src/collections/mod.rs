@@ -30,6 +30,7 @@ mod bytes;
 mod chain;
 mod chunks;
 mod columns;
+mod flat_map;
 mod list;
 mod map;
 mod output_units;
@@ -52,6 +53,7 @@ pub use bytes::FarBytes;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
 pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX};
+pub use flat_map::FarFlatMap;
 pub use list::{Cursor, CursorMut, FarList, ListIter};
 #[cfg(feature = "serde")]
 pub use map::Restored;

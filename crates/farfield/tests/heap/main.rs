@@ -14,6 +14,7 @@ mod bytes;
 mod drops;
 mod faults;
 mod fetch;
+mod flat_map;
 mod in_place;
 mod lies;
 mod list;
