@@ -3,6 +3,8 @@
 //! Its backend is that of `tcp`, over sealed records (`farfield_tls`).
 
 use crate::leaf::connection::ServerAddress;
+use crate::url::leaf_urls;
+use farfield_os::sync::Mutex;
 use farfield_tls::{ClientFiles, Connector};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -72,11 +74,34 @@ impl TlsUrl {
 
     /// Reads the files, and returns how to reach the server.
     pub(crate) fn open(&self) -> Result<ServerAddress, String> {
+        if let Some(prepared) = &*PREPARED.lock() {
+            let found = prepared.iter().find(|(url, _)| url == self).map(|(_, address)| address.clone());
+            return found.unwrap_or_else(|| Err(LATE.to_owned()));
+        }
+        self.read()
+    }
+
+    fn read(&self) -> Result<ServerAddress, String> {
         let address = self.address()?;
         let numeric = address.ip().to_string();
         let connector = Connector::new(self.name.as_deref().unwrap_or(&numeric), &self.files);
         Ok(ServerAddress::Tls(address, connector.map_err(|error| error.to_string())?))
     }
+}
+
+/// Servers with TLS that this process can reach; `None` if it can reach any.
+type PreparedServers = Vec<(TlsUrl, Result<ServerAddress, String>)>;
+static PREPARED: Mutex<Option<PreparedServers>> = Mutex::new(None);
+
+/// Reason why an unprepared server cannot be reached.
+const LATE: &str = "a program that runs cannot begin to use tls://: start it with this URL";
+
+/// Reads the files of the servers with TLS in these URLs now. Afterwards this process can reach no other servers with
+/// TLS, for reading files needs thread-local storage, which handlers inside programs do not have.
+pub fn prepare_tls<'a>(urls: impl Iterator<Item = &'a str>) {
+    let parsed = urls.flat_map(leaf_urls).filter_map(|leaf| TlsUrl::parse(leaf.strip_prefix("tls:")?).ok());
+    let read = parsed.map(|url| (url.clone(), url.read())).collect();
+    *PREPARED.lock() = Some(read);
 }
 
 /// Returns the numeric address of a server with TLS, and how to begin a session there. Reads the files that the URL
