@@ -7,7 +7,7 @@
 //! cryptography. Opening a lane and moving bytes allocate nothing, take no lock and use no
 //! thread-local storage: lanes run inside signal handlers.
 //!
-//! `docs/design/tls.md` has the format, and decision 39 the reasons.
+//! `docs/design/tls.md` has the format, and decision 40 the reasons.
 
 #[cfg(feature = "authority")]
 pub mod authority;
