@@ -3,6 +3,7 @@
 mod advise;
 mod agent;
 mod bench;
+mod cert;
 mod cluster;
 mod doctor;
 mod gate;
@@ -57,6 +58,7 @@ enum Command {
     Profile(profile::ProfileArgs),
     Advise(advise::AdviseArgs),
     Serve(serve::ServeArgs),
+    Cert(cert::CertArgs),
     Top(top::TopArgs),
     Share(share::ShareArgs),
     Near(near::NearArgs),
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(args),
         Command::Advise(args) => finish(advise::run(&args)),
         Command::Serve(args) => finish(serve::run(args)),
+        Command::Cert(args) => finish(cert::run(&args)),
         Command::Top(args) => top::run(args),
         Command::Share(args) => share::run(args),
         Command::Near(args) => finish(near::run(&args)),

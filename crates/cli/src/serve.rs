@@ -5,7 +5,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use farfield_os::{serving, signals};
 use farfield_pager::runner::machine;
-use farfield_server::{Config, ListenUrl, Server, TenantChanges, TenantConfig, Tenants};
+use farfield_server::{Config, ListenUrl, Server, ServerFiles, TenantChanges, TenantConfig, Tenants};
 use farfield_wic::Registry;
 use sd_notify::NotifyState;
 use std::io::{IsTerminal, Write};
@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: tcp://HOST:PORT, or unix:PATH for programs on this machine, which then share the memory
-    /// instead of copying it. May be given several times [default: tcp://127.0.0.1:7400 and a socket of this user]
+    /// Where to listen: tls://HOST:PORT with --tls-cert, tcp://HOST:PORT in clear, or unix:PATH for programs on this
+    /// machine, which then share the memory instead of copying it. May be given several times
+    /// [default: tcp://127.0.0.1:7400 and a socket of this user]
     #[arg(long, value_name = "URL")]
     listen: Vec<ListenUrl>,
     /// Most memory to keep: 64G, or 50% of this machine's (or container's) [default: 90% of what is free]
@@ -30,6 +31,16 @@ pub(crate) struct ServeArgs {
     /// may use the memory
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Certificate of the server for tls:// (PEM, as `farfield cert server` makes it), read again on SIGHUP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of that certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Authority that signs the certificates of clients; a client whose certificate has the name of a tenant needs no
+    /// token. `none` asks clients for no certificate, and then they need tokens
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Listen without --token-file where other machines can connect: everybody who reaches the port may use the memory
     #[arg(long)]
     insecure: bool,
@@ -76,17 +87,21 @@ Examples:
   farfield serve                                          For this user on this machine
   farfield serve --listen tcp://0.0.0.0:7400 --capacity 64G --token-file tokens
                                                           For other machines; see --token-file
+  farfield serve --listen tls://0.0.0.0:7400 --tls-cert server.pem --tls-key server.key --tls-client-ca ca.pem
+                                                          Encrypted, for clients with a certificate (farfield cert)
   farfield serve --listen unix:/run/farfield.sock         For programs on this machine only
   farfield serve --metrics 127.0.0.1:7401                 With metrics for Prometheus
   farfield serve --sandbox                                Also runs code that clients ship (docs/design/wic.md)
   farfield serve --functions ./libledger.so               Also runs functions of a library (docs/guide/functions.md)
 
 Without --token-file everybody who can reach a TCP port may use the memory, so the default is this machine only, and
-other addresses need --token-file or --insecure; a socket serves processes of the same user and root. A token file \
-looks like this (chmod 600):
+other addresses need --token-file, --tls-client-ca or --insecure; a socket serves processes of the same user and root. \
+A token file looks like this (chmod 600):
   alice  8Xw0p3kq  16G
   batch  Zk3v0s1d  -
-On SIGHUP it is read again: jobs that run go on, and tokens that were exchanged start no new ones.
+  carol  -         8G
+The token - means that only a certificate with the tenant's name will do. On SIGHUP the file and the certificates are
+read again: jobs that run go on, and tokens that were exchanged start no new ones.
 When it listens it prints one line of JSON to stdout, unless that is a terminal.";
 
 #[derive(Clone, Copy, PartialEq, ValueEnum, Debug)]
@@ -123,8 +138,9 @@ fn capacity_bytes(wanted: Option<Size>, memory_bytes: u64) -> anyhow::Result<u64
 }
 
 /// Returns an error if strangers could connect by mistake.
-fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool) -> anyhow::Result<()> {
-    let Some(open) = listen.iter().find(|url| is_open_to_others(url)) else { return Ok(()) };
+fn check_reach(args: &ServeArgs, listen: &[ListenUrl], has_tokens: bool, asks_clients: bool) -> anyhow::Result<()> {
+    let is_open = |url: &&ListenUrl| is_open_to_others(url) && !(asks_clients && matches!(url, ListenUrl::Tls(_)));
+    let Some(open) = listen.iter().find(is_open) else { return Ok(()) };
     if has_tokens {
         return Ok(());
     }
@@ -212,6 +228,25 @@ fn tenants(args: &ServeArgs) -> anyhow::Result<Option<Tenants>> {
     }
 }
 
+/// Returns the files of certificates. Clients must have one too, unless that is ruled out in so many words.
+fn certificates(args: &ServeArgs) -> anyhow::Result<Option<ServerFiles>> {
+    let (Some(certificate), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) else { return Ok(None) };
+    let client_ca = args.tls_client_ca.clone().context(
+        "--tls-client-ca is missing: give the authority that signs the certificates of clients, or `none` to tell \
+         clients apart by tokens only",
+    )?;
+    let client_ca = (client_ca != Path::new("none")).then_some(client_ca);
+    Ok(Some(ServerFiles { certificate, key, client_ca }))
+}
+
+/// Reads the certificates again. The server keeps what it has if they are not valid.
+fn reload_certificates(server: &Server) {
+    match server.reload_certificates() {
+        Ok(()) => tracing::info!("the certificates were read again"),
+        Err(error) => tracing::error!(%error, "certificates stay as they are: the files could not be used"),
+    }
+}
+
 /// Returns the functions that clients may call.
 fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
     let own = args.functions.iter().try_fold(Registry::standard(), |registry, library| {
@@ -247,11 +282,14 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let lease = args.lease.unwrap_or(if args.private { Duration::from_secs(1) } else { defaults.lease });
     let listen = if args.listen.is_empty() { default_listen() } else { args.listen.clone() };
     let tenants = tenants(&args)?;
-    check_reach(&args, &listen, tenants.is_some())?;
+    let tls = certificates(&args)?;
+    let asks_clients = tls.as_ref().is_some_and(|files| files.client_ca.is_some());
+    check_reach(&args, &listen, tenants.is_some(), asks_clients)?;
     let config = Config {
         listen,
         capacity_bytes: Some(capacity_bytes(args.capacity, machine::memory_bytes())?),
         tenants,
+        tls,
         lease,
         functions: functions(&args)?,
         fabric: args.fabric.clone(),
@@ -274,12 +312,20 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     tell_manager(NotifyState::Ready, &format!("listening at {}", server.endpoints().join(" ")));
 
     let orphaned = || args.parent_pid.is_some_and(|pid| serving::parent_pid() != pid);
-    // Waits for a signal that tells the server to stop. SIGHUP is none where there are tokens to read again.
+    // Waits for a signal that tells the server to stop. SIGHUP is none where there are files to read again.
     let stop_signal = |within| -> anyhow::Result<Option<i32>> {
         let signal = serving::wait_for_signal(stop | parent_died, within)?;
-        match (signal, &args.token_file) {
-            (Some(libc::SIGHUP), Some(path)) => exchange_tenants(&server, path),
-            (Some(signal), _) if signal != libc::SIGUSR2 => return Ok(Some(signal)),
+        let has_files = args.token_file.is_some() || args.tls_cert.is_some();
+        match signal {
+            Some(libc::SIGHUP) if has_files => {
+                if let Some(path) = &args.token_file {
+                    exchange_tenants(&server, path);
+                }
+                if args.tls_cert.is_some() {
+                    reload_certificates(&server);
+                }
+            }
+            Some(signal) if signal != libc::SIGUSR2 => return Ok(Some(signal)),
             _ => {}
         }
         Ok(None)
@@ -322,7 +368,7 @@ fn remove_private_folders(args: &ServeArgs) {
 
 /// Checks whether other machines can reach the address.
 pub(crate) fn is_open_to_others(url: &ListenUrl) -> bool {
-    let ListenUrl::Tcp(address) = url else { return false };
+    let (ListenUrl::Tcp(address) | ListenUrl::Tls(address)) = url else { return false };
     let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
     host != "localhost" && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
@@ -332,7 +378,10 @@ fn announce(server: &Server, private: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if !private && out.is_terminal() {
         for endpoint in server.endpoints() {
-            writeln!(out, "ready: use --far {endpoint}")?;
+            match endpoint.starts_with("tls:") {
+                true => writeln!(out, "ready: use --far '{endpoint}?ca=FILE&cert=FILE&key=FILE'")?,
+                false => writeln!(out, "ready: use --far {endpoint}")?,
+            }
         }
         return out.flush();
     }
@@ -385,6 +434,7 @@ mod tests {
         check("tcp://localhost:1", false);
         check("unix:/tmp/x", false);
         check("tcp://0.0.0.0:1", true);
+        check("tls://0.0.0.0:1", true);
         check("tcp://[::]:1", true);
         check("tcp://10.0.0.7:1", true);
     }

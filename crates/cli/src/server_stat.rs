@@ -1,18 +1,20 @@
 //! Client that asks a memory server for its statistics.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use farfield_core::wire::{
     HEADER_BYTES, Hello, MessageHeader, Reply, Request, Stat, VERSION_MAX, VERSION_MIN, Welcome, WireReply,
     WireRequest, encode_request,
 };
-use farfield_pool::{UnixSocket, check_server_user, leaf_urls};
+use farfield_os::{Errno, net};
+use farfield_pool::{UnixSocket, check_server_user, leaf_urls, tls_connector};
+use farfield_tls::{RecordStream, SessionHandshake};
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time that the server may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -24,7 +26,8 @@ impl<T: Read + Write + Send> ByteStream for T {}
 
 /// Returns the URLs of the servers that keep pages of a pool and can be asked.
 pub(crate) fn servers_of(pool_url: &str) -> impl Iterator<Item = &str> {
-    leaf_urls(pool_url).filter(|url| url.starts_with("tcp://") || UnixSocket::parse(url).is_some())
+    let is_network = |url: &str| url.starts_with("tcp://") || url.starts_with("tls://");
+    leaf_urls(pool_url).filter(move |url| is_network(url) || UnixSocket::parse(url).is_some())
 }
 
 /// Client that only asks for statistics.
@@ -119,7 +122,75 @@ impl ServerConnection {
     }
 }
 
+/// Connection with TLS. Each of its calls blocks for [`ANSWER_WITHIN`] at most.
+struct TlsStream {
+    socket: TcpStream,
+    records: RecordStream,
+}
+
+impl TlsStream {
+    fn open(url: &str) -> anyhow::Result<TlsStream> {
+        let (address, connector) = tls_connector(url).map_err(anyhow::Error::msg)?;
+        let socket = TcpStream::connect_timeout(&address, ANSWER_WITHIN)?;
+        socket.set_nodelay(true)?;
+        let mut handshake = SessionHandshake::new(&connector).map_err(|error| anyhow!("{error}"))?;
+        let until = Instant::now() + ANSWER_WITHIN;
+        let mut records = RecordStream::new();
+        loop {
+            if let Some((_, keys)) = handshake.advance(socket.as_raw_fd()).map_err(|error| anyhow!("{error}"))? {
+                records.set_client_keys(&keys);
+                return Ok(TlsStream { socket, records });
+            }
+            wait(&socket, handshake.events(), until)?;
+        }
+    }
+
+    /// Calls `step` until it does not have to wait for `events` any more.
+    fn finish<T>(
+        &mut self,
+        events: i16,
+        mut step: impl FnMut(&mut RecordStream, i32) -> Result<T, Errno>,
+    ) -> io::Result<T> {
+        let until = Instant::now() + ANSWER_WITHIN;
+        loop {
+            match step(&mut self.records, self.socket.as_raw_fd()) {
+                Ok(result) => return Ok(result),
+                Err(errno) if errno.is_transient() => wait(&self.socket, events, until)?,
+                Err(errno) => return Err(io::Error::from_raw_os_error(errno.0)),
+            }
+        }
+    }
+}
+
+/// Waits for one of `events`. Fails when `until` has passed.
+fn wait(socket: &TcpStream, events: i16, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    net::poll(socket.as_raw_fd(), events, left).map(drop).map_err(|errno| io::Error::from_raw_os_error(errno.0))
+}
+
+impl Read for TlsStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.finish(libc::POLLIN, |records, fd| records.read(fd, into))
+    }
+}
+
+impl Write for TlsStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.finish(libc::POLLOUT, |records, fd| records.write(fd, bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn ByteStream>> {
+    if url.starts_with("tls://") {
+        return Ok(Box::new(TlsStream::open(url)?));
+    }
     if let Some(address) = url.strip_prefix("tcp://") {
         let stream = TcpStream::connect_timeout(&address.parse()?, ANSWER_WITHIN)?;
         stream.set_nodelay(true)?;
@@ -137,7 +208,7 @@ fn connect(url: &str, server_uid: Option<u32>) -> anyhow::Result<Box<dyn ByteStr
         stream.set_write_timeout(Some(ANSWER_WITHIN))?;
         return Ok(Box::new(stream));
     }
-    bail!("only servers at tcp://HOST:PORT, unix:PATH and shm:PATH can be asked")
+    bail!("only servers at tcp://HOST:PORT, tls://HOST:PORT, unix:PATH and shm:PATH can be asked")
 }
 
 fn receive(stream: &mut dyn ByteStream) -> anyhow::Result<(MessageHeader, Vec<u8>)> {

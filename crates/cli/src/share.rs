@@ -147,6 +147,8 @@ fn start(args: ShareRunArgs) -> anyhow::Result<std::convert::Infallible> {
 fn tcp_url(url: &ListenUrl, option: &str) -> anyhow::Result<String> {
     match url {
         ListenUrl::Tcp(address) => Ok(format!("tcp://{address}")),
-        ListenUrl::Unix(_) => anyhow::bail!("{option}: nodes meet at a port: write tcp://HOST:PORT"),
+        ListenUrl::Tls(_) | ListenUrl::Unix(_) => {
+            anyhow::bail!("{option}: nodes meet at a port: write tcp://HOST:PORT")
+        }
     }
 }

@@ -238,3 +238,83 @@ fn tokens_are_exchanged_on_sighup_while_jobs_go_on() {
     assert!(server.end().success());
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Runs `farfield cert`, which succeeds or not; returns what it says.
+fn cert(arguments: &[&str], succeeds: bool) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_farfield")).arg("cert").args(arguments).output().unwrap();
+    let all = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8(all).unwrap();
+    assert_eq!(output.status.success(), succeeds, "{text}");
+    text
+}
+
+#[test]
+fn certificates_made_here_encrypt_and_are_exchanged_on_sighup() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = std::env::temp_dir().join(format!("farfield-certs-of-serve-{}", std::process::id()));
+    let at = folder.to_str().unwrap();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    assert!(cert(&["server", at, "127.0.0.1"], false).contains("farfield cert init"));
+    cert(&["init", at], true);
+    assert!(cert(&["init", at], false).contains("there already"), "an authority is not replaced by mistake");
+    let told = cert(&["server", at, "127.0.0.1", "far.test"], true);
+    let pin = cert(&["pin", &path("127.0.0.1.pem")], true).trim().to_owned();
+    assert!(told.contains(&pin) && pin.len() == 64, "{told}");
+    cert(&["client", at, "alice"], true);
+    assert!(cert(&["client", at, "alice"], false).contains("alice.pem is there already"));
+    for (name, mode) in [("ca.key", 0o600), ("alice.key", 0o600), ("alice.pem", 0o644)] {
+        let found = std::fs::metadata(path(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found & !mode, 0, "{name} is for its user");
+    }
+    std::fs::write(path("tokens"), "alice - 1M\n").unwrap();
+    std::fs::set_permissions(path("tokens"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let files = [path("127.0.0.1.pem"), path("127.0.0.1.key"), path("ca.pem"), path("tokens")];
+    let mut server = Serve::start(
+        "certificates",
+        &[
+            &["--listen", "tls://127.0.0.1:0"][..],
+            &["--tls-cert", &files[0], "--tls-key", &files[1], "--tls-client-ca", &files[2]],
+            &["--token-file", &files[3]],
+        ]
+        .concat(),
+    );
+    let endpoint = server.ready["endpoints"][1].as_str().unwrap().to_owned();
+    let own = format!("cert={}&key={}", path("alice.pem"), path("alice.key"));
+    let open = |trust: &str| PoolBuilder::new().url(format!("{endpoint}?{trust}&{own}")).pages(100).open();
+    let (by_ca, by_pin) = (format!("ca={}", files[2]), format!("pin={pin}"));
+    let kept = open(&by_ca).unwrap();
+    open(&by_pin).unwrap();
+    cert(&["server", at, "127.0.0.1", "--replace"], true);
+    server.signal(libc::SIGHUP);
+    let begun = Instant::now();
+    let error = loop {
+        match open(&by_pin) {
+            Ok(_) => assert!(begun.elapsed() < PATIENCE, "the old certificate stays"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("not the one in pin="), "{error}");
+    open(&by_ca).unwrap();
+    kept.open_lane().unwrap();
+    drop(kept);
+    server.signal(libc::SIGTERM);
+    assert!(server.end().success());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_server_with_tls_says_what_is_missing() {
+    let refused = |arguments: &[&str]| {
+        let all = [&["serve", "--listen", "tls://127.0.0.1:0"][..], arguments].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_farfield")).args(all).output().unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&[]).contains("--tls-cert and --tls-key"));
+    assert!(refused(&["--tls-cert", "/no/cert"]).contains("--tls-key"));
+    assert!(refused(&["--tls-cert", "/no/cert", "--tls-key", "/no/key"]).contains("--tls-client-ca is missing"));
+    let all = ["--tls-cert", "/no/cert", "--tls-key", "/no/key", "--tls-client-ca", "/no/ca"];
+    assert!(refused(&all).contains("cannot read /no/"));
+    let open = ["--listen", "tls://0.0.0.0:0", "--tls-cert", "/c", "--tls-key", "/k", "--tls-client-ca", "none"];
+    assert!(refused(&open).contains("--token-file"), "without certificates of clients there must be tokens");
+}

@@ -12,6 +12,7 @@ use crate::leaf::ram::RamBackend;
 use crate::leaf::shm::ShmBackend;
 use crate::leaf::ssd::{self, SsdBackend};
 use crate::leaf::tcp::TcpBackend;
+use crate::leaf::tls::TlsUrl;
 use crate::leaf::unix::UnixSocket;
 use crate::redundant::ec::EcBackend;
 use crate::redundant::members::PoolMember;
@@ -46,8 +47,9 @@ pub enum OpenError {
     },
     /// A URL has a scheme that does not exist.
     #[error(
-        "no backend is called {scheme:?}: known are tcp://HOST:PORT, fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, \
-         ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), \
+        "no backend is called {scheme:?}: known are tcp://HOST:PORT, tls://HOST:PORT?ca=FILE&cert=FILE&key=FILE, \
+         fabric:tcp://HOST:PORT, shm:PATH, unix:PATH, ssd:PATH, lz:?size=SIZE, numa:NODE, dax:PATH, ram:, \
+         fault:SPEC@URL, stripe(URL, URL), mirror(URL, URL), \
          ec(2,1, URL, URL, URL), tier(URL, URL) and throttle(latency=100us, URL)"
     )]
     Scheme {
@@ -73,6 +75,14 @@ pub enum OpenError {
         url: String,
         /// Reason that the server gives.
         text: String,
+    },
+    /// The connection to a server cannot be encrypted, or one side does not trust the other.
+    #[error("memory server {url}: {why}")]
+    Tls {
+        /// URL of the server.
+        url: String,
+        /// Reason, and what to do.
+        why: String,
     },
     /// Any other error of a server.
     #[error("{url}: {error}")]
@@ -277,6 +287,7 @@ impl PoolBuilder {
         let address = match LeafUrl::parse(url)? {
             LeafUrl::Tcp(address) => ServerAddress::Tcp(address),
             LeafUrl::Unix(path, uid) => ServerAddress::Unix(path, [uid, self.server_uid]),
+            LeafUrl::Tls(config) => config.open().map_err(|why| OpenError::Tls { url: url.clone(), why })?,
             LeafUrl::Fabric(config) => ServerAddress::Tcp(config.address()),
             _ => return Err(OpenError::Argument("only regions of memory servers can be shared")),
         };
@@ -537,6 +548,7 @@ impl PoolBuilder {
     ) -> Result<Arc<dyn Backend>, HandshakeError> {
         let address = match target {
             LeafUrl::Tcp(address) => ServerAddress::Tcp(address),
+            LeafUrl::Tls(config) => config.open().map_err(HandshakeError::Tls)?,
             LeafUrl::Unix(path, uid) => ServerAddress::Unix(path, [uid, self.server_uid]),
             LeafUrl::Fabric(_) if self.is_inside_a_program => {
                 let text = "libfabric takes memory and locks, which a thread of the program may hold when it misses a \
@@ -609,6 +621,7 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
     match error {
         HandshakeError::Pool(error) => OpenError::Pool { url: url.to_owned(), error },
         HandshakeError::Refused(text) => OpenError::Refused { url: url.to_owned(), text },
+        HandshakeError::Tls(why) => OpenError::Tls { url: url.to_owned(), why },
         HandshakeError::HungUp => {
             let error = PoolError::Refused { server, reason: "it closed the connection without an answer" };
             OpenError::Pool { url: url.to_owned(), error }
@@ -619,7 +632,10 @@ fn open_error(url: &str, server: u16, error: HandshakeError) -> OpenError {
 /// Checks whether the tree is a single server, whose incarnation is known.
 fn is_server(tree: &Tree) -> bool {
     match tree {
-        Tree::Leaf(url) => matches!(LeafUrl::parse(url), Ok(LeafUrl::Tcp(_) | LeafUrl::Unix(..) | LeafUrl::Fabric(_))),
+        Tree::Leaf(url) => matches!(
+            LeafUrl::parse(url),
+            Ok(LeafUrl::Tcp(_) | LeafUrl::Tls(_) | LeafUrl::Unix(..) | LeafUrl::Fabric(_))
+        ),
         Tree::Fault(_, inner) => is_server(inner),
         _ => false,
     }
@@ -686,6 +702,7 @@ pub fn check_url(text: &str) -> bool {
 #[derive(Debug)]
 enum LeafUrl {
     Tcp(SocketAddr),
+    Tls(TlsUrl),
     /// Path of a Unix socket, with the user that the URL names.
     Unix(Vec<u8>, Option<u32>),
     Fabric(fabric::Config),
@@ -709,6 +726,11 @@ impl LeafUrl {
                     )
                 })?;
                 Ok(LeafUrl::Tcp(address))
+            }
+            "tls" => {
+                let config = TlsUrl::parse(rest).map_err(|why| wrong(&why))?;
+                config.address().map_err(|why| wrong(&why))?;
+                Ok(LeafUrl::Tls(config))
             }
             "shm" | "unix" => {
                 let named = UnixSocket::parse(url).filter(|socket| !socket.path.is_empty());
@@ -739,6 +761,12 @@ fn resolve_url(url: &str) -> Result<String, OpenError> {
 }
 
 fn resolve_leaf(url: &str) -> Result<String, OpenError> {
+    if let Some(rest) = url.strip_prefix("tls:") {
+        let wrong = |why| OpenError::Url { url: url.to_owned(), why };
+        let config = TlsUrl::parse(rest).map_err(wrong)?;
+        let address = resolve_host("tls://", url, &config.host)?;
+        return config.resolved(address).map_err(wrong);
+    }
     let Some(scheme) = ["tcp://", "fabric:tcp://"].into_iter().find(|scheme| url.starts_with(scheme)) else {
         let absolute = match LeafUrl::parse(url)? {
             LeafUrl::Ssd(config) => config.absolute(url),
@@ -747,14 +775,17 @@ fn resolve_leaf(url: &str) -> Result<String, OpenError> {
         };
         return absolute.map_err(|why| OpenError::Url { url: url.to_owned(), why });
     };
-    let host = &url[scheme.len()..];
+    let address = resolve_host(scheme, url, &url[scheme.len()..])?;
+    Ok(format!("{scheme}{address}"))
+}
+
+fn resolve_host(scheme: &str, url: &str, host: &str) -> Result<SocketAddr, OpenError> {
     if let Some(why) = address_mistake(scheme, host) {
         return Err(OpenError::Url { url: url.to_owned(), why });
     }
     let unresolved = |why: String| OpenError::Resolve { host: host.to_owned(), why };
     let mut addresses = host.to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
-    let address = addresses.next().ok_or_else(|| unresolved("the name has no address".to_owned()))?;
-    Ok(format!("{scheme}{address}"))
+    addresses.next().ok_or_else(|| unresolved("the name has no address".to_owned()))
 }
 
 /// Returns what is wrong with a host and port, as far as nobody must look the host up.

@@ -41,6 +41,7 @@ pub use contract::scrub_stats::ScrubStats;
 pub use farfield_core::Deal;
 pub use farfield_core::wire::PagePart;
 pub use leaf::call_lane::CallLane;
+pub use leaf::tls::{prepare_tls, tls_connector};
 pub use leaf::unix::{UnixSocket, check_server_user};
 pub use url::{leaf_urls, replace_leaves};
 

@@ -1,25 +1,28 @@
 //! Configuration of a server.
 
 use crate::tenants::Tenants;
+use farfield_tls::ServerFiles;
 use farfield_wic::Registry;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Address at which a server listens: `tcp://HOST:PORT` or `unix:PATH`. A path that begins with `@`
+/// Address at which a server listens: `tcp://HOST:PORT`, `tls://HOST:PORT` or `unix:PATH`. A path that begins with `@`
 /// is an abstract name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ListenUrl {
     /// Host and port; port 0 means any free port.
     Tcp(String),
+    /// Host and port of a listener that speaks TLS ([`Config::tls`]).
+    Tls(String),
     /// Path of a socket in the file system, or an abstract name.
     Unix(PathBuf),
 }
 
 /// Error: the text is not an address at which a server can listen.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot listen at {url:?}: write tcp://HOST:PORT or unix:PATH")]
+#[error("cannot listen at {url:?}: write tcp://HOST:PORT, tls://HOST:PORT or unix:PATH")]
 pub struct BadUrl {
     /// The text, as given.
     pub url: String,
@@ -30,13 +33,15 @@ impl FromStr for ListenUrl {
 
     fn from_str(url: &str) -> Result<ListenUrl, BadUrl> {
         let bad = || BadUrl { url: url.to_owned() };
-        if let Some(address) = url.strip_prefix("tcp://") {
+        let encrypted = url.strip_prefix("tls://");
+        if let Some(address) = encrypted.or_else(|| url.strip_prefix("tcp://")) {
             let (host, port) = address.trim_end_matches('/').rsplit_once(':').ok_or_else(bad)?;
             let port: u16 = port.parse().map_err(|_| bad())?;
             if host.is_empty() || host.contains('/') {
                 return Err(bad());
             }
-            return Ok(ListenUrl::Tcp(format!("{host}:{port}")));
+            let address = format!("{host}:{port}");
+            return Ok(if encrypted.is_some() { ListenUrl::Tls(address) } else { ListenUrl::Tcp(address) });
         }
         let path = url.strip_prefix("unix://").or_else(|| url.strip_prefix("unix:")).ok_or_else(bad)?;
         if path.is_empty() || path.contains('\0') {
@@ -50,6 +55,7 @@ impl std::fmt::Display for ListenUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ListenUrl::Tcp(address) => write!(f, "tcp://{address}"),
+            ListenUrl::Tls(address) => write!(f, "tls://{address}"),
             ListenUrl::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -65,6 +71,8 @@ pub struct Config {
     /// Tenants that may use the server. `None` allows all clients that can connect over TCP, and
     /// over a Unix socket the processes of the same user or root.
     pub tenants: Option<Tenants>,
+    /// Certificates for addresses with TLS, and whose clients are let in there.
+    pub tls: Option<ServerFiles>,
     /// Time for which regions outlive the last connection of their session; zero means not at all.
     pub lease: Duration,
     /// Time for which a snapshot waits to be claimed.
@@ -107,6 +115,7 @@ impl Default for Config {
             listen: Vec::new(),
             capacity_bytes: None,
             tenants: None,
+            tls: None,
             lease: Duration::from_secs(10),
             ticket_life: Duration::from_secs(30),
             fabric: None,
@@ -171,7 +180,7 @@ mod tests {
 
     #[test]
     fn urls_are_read_and_written() {
-        for url in ["tcp://127.0.0.1:7400", "tcp://[::1]:0", "tcp://localhost:1", "unix:/run/farfield", "unix:@name"] {
+        for url in ["tcp://127.0.0.1:7400", "tcp://[::1]:0", "tls://localhost:1", "unix:/run/farfield", "unix:@name"] {
             assert_eq!(url.parse::<ListenUrl>().unwrap().to_string(), url);
         }
         for url in

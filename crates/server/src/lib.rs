@@ -28,6 +28,7 @@ mod work_semaphore;
 
 pub use config::{BadUrl, Config, ListenUrl, parse_size};
 pub use farfield_core::wire::Stat;
+pub use farfield_tls::ServerFiles;
 pub use server::{Server, StartError};
 pub use tenant_table::{NoTokens, TenantChanges};
 pub use tenants::{TenantConfig, Tenants, TokenFileError, same_bytes};

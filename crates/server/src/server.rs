@@ -20,6 +20,7 @@ use farfield_core::Incarnation;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{RefuseCode, Stat};
 use farfield_os::{net, serving};
+use farfield_tls::{Acceptor, CertificateFileError};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -34,7 +35,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration has no address to listen at.
-    #[error("the server has no address to listen at: give --listen tcp://HOST:PORT or unix:PATH")]
+    #[error("the server has no address to listen at: give --listen tcp://HOST:PORT, tls://HOST:PORT or unix:PATH")]
     NowhereToListen,
     /// The address is in use by another server.
     #[error("{url} is in use: stop the server that listens there, or choose another address with --listen")]
@@ -50,6 +51,15 @@ pub enum StartError {
         /// Error of the kernel.
         source: std::io::Error,
     },
+    /// An address has TLS, and the configuration has no certificates.
+    #[error("{url} needs a certificate and a key: give --tls-cert and --tls-key (farfield cert makes them)")]
+    NoCertificate {
+        /// The address, as a URL.
+        url: String,
+    },
+    /// Certificates or keys cannot be used.
+    #[error("TLS: {0}")]
+    Certificate(#[from] CertificateFileError),
     /// One-sided reads cannot be offered.
     #[error("cannot offer one-sided reads by {provider:?}: {why}")]
     Fabric {
@@ -78,6 +88,8 @@ pub(crate) struct ServerState {
     pub(crate) address_ledgers: AddressLedgers,
     pub(crate) fabric: Option<Fabric>,
     pub(crate) tenants: TenantTable,
+    /// Certificates, and the sessions whose lanes have keys, if the server has TLS.
+    pub(crate) tls: Option<Acceptor>,
     pub(crate) sessions: Sessions,
     pub(crate) counters: ServerCounters,
     pub(crate) spinners: Spinners,
@@ -188,13 +200,14 @@ pub(crate) fn budget(config: &Config, descriptors: u64) -> ResourceBudget {
 
 enum Listener {
     Tcp(TcpListener),
+    Tls(TcpListener),
     Unix(UnixListener),
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Tcp(listener) | Listener::Tls(listener) => listener.as_fd(),
             Listener::Unix(listener) => listener.as_fd(),
         }
     }
@@ -226,6 +239,10 @@ impl Server {
         let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
         let budget = Arc::new(budget(&config, descriptors));
         let tenants = TenantTable::new(config.tenants.as_ref(), &budget);
+        let tls = config.tls.clone().map(Acceptor::new).transpose()?;
+        if let (None, Some(url)) = (&tls, config.listen.iter().find(|url| matches!(url, ListenUrl::Tls(_)))) {
+            return Err(StartError::NoCertificate { url: url.to_string() });
+        }
         let mut listeners = Vec::new();
         let (mut endpoints, mut paths) = (Vec::new(), Vec::new());
         for url in &config.listen {
@@ -256,6 +273,7 @@ impl Server {
             started: Instant::now(),
             capacity: Arc::new(PageCounter::new(config.capacity_bytes.map(pages))),
             tenants,
+            tls,
             address_ledgers: AddressLedgers::new(budget.clone()),
             budget,
             sessions: Sessions::new(config.lease, config.ticket_life),
@@ -323,6 +341,13 @@ impl Server {
     /// tenant keeps becomes what the tenant keeps.
     pub fn exchange_tenants(&self, tenants: &Tenants) -> Result<TenantChanges, NoTokens> {
         self.shared.tenants.exchange(tenants)
+    }
+
+    /// Reads the files of certificates and keys again. Connections go on, and lanes can join their
+    /// sessions; new sessions meet what the files say now. If they cannot be used, nothing changes. Does nothing
+    /// without TLS.
+    pub fn reload_certificates(&self) -> Result<(), CertificateFileError> {
+        self.shared.tls.as_ref().map_or(Ok(()), Acceptor::reload)
     }
 
     /// Returns the statistics of the whole server.
@@ -411,11 +436,14 @@ fn listen_error(url: String, source: std::io::Error) -> StartError {
 fn listen(url: &ListenUrl) -> Result<(Listener, String), StartError> {
     let bad = |source| listen_error(url.to_string(), source);
     match url {
-        ListenUrl::Tcp(address) => {
+        ListenUrl::Tcp(address) | ListenUrl::Tls(address) => {
             let listener = TcpListener::bind(address.as_str()).map_err(bad)?;
             listener.set_nonblocking(true).map_err(bad)?;
-            let endpoint = format!("tcp://{}", listener.local_addr().map_err(bad)?);
-            Ok((Listener::Tcp(listener), endpoint))
+            let local = listener.local_addr().map_err(bad)?;
+            Ok(match url {
+                ListenUrl::Tls(_) => (Listener::Tls(listener), format!("tls://{local}")),
+                _ => (Listener::Tcp(listener), format!("tcp://{local}")),
+            })
         }
         ListenUrl::Unix(path) => {
             let listener = listen_unix(path).map_err(bad)?;
@@ -455,9 +483,11 @@ fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
     let mut turn = WorkTurn::new(shared.budget.newcomers.clone());
     while !shared.stopping() {
         let accepted = match listener {
-            Listener::Tcp(listener) => {
-                let accepted = listener.accept();
-                accepted.map(|(stream, peer)| (OwnedFd::from(stream), Transport::Tcp, PeerAddress::of(peer.ip())))
+            Listener::Tcp(socket) | Listener::Tls(socket) => {
+                let is_plain = matches!(listener, Listener::Tcp(_));
+                let transport = if is_plain { Transport::Tcp } else { Transport::Tls };
+                let accepted = socket.accept();
+                accepted.map(|(stream, peer)| (OwnedFd::from(stream), transport, PeerAddress::of(peer.ip())))
             }
             Listener::Unix(listener) => listener.accept().map(|(stream, _)| {
                 let fd = OwnedFd::from(stream);
@@ -488,7 +518,7 @@ fn accept_all(shared: Arc<ServerState>, listener: &Listener) {
 
 /// Has a thread serve a connection.
 fn admit(shared: &Arc<ServerState>, fd: OwnedFd, transport: Transport, address: PeerAddress) {
-    if transport == Transport::Tcp
+    if transport != Transport::Unix
         && let Err(errno) = serving::prepare_tcp(fd.as_fd())
     {
         tracing::debug!(%errno, "a connection was gone before it began");

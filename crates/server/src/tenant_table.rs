@@ -80,12 +80,16 @@ impl TenantTable {
         })
     }
 
-    /// Returns the tenant that opens sessions with this token. Takes as long for a wrong token as
-    /// for a right one.
-    pub(crate) fn find(&self, token: &[u8]) -> Option<Arc<Tenant>> {
+    /// Returns the tenant that opens sessions with this token or, without a token, with one of these
+    /// names in its certificate. Takes as long for a wrong token as for a right one.
+    pub(crate) fn find(&self, token: &[u8], names: &[String]) -> Option<Arc<Tenant>> {
         let rows = self.rows();
         if !self.has_tokens {
             return rows.first().map(|row| row.tenant.clone());
+        }
+        if token.is_empty() {
+            let is_named = |row: &&KnownTenant| row.token.is_some() && names.contains(&row.tenant.name);
+            return rows.iter().find(is_named).map(|row| row.tenant.clone());
         }
         let matches = |row: &&KnownTenant| row.token.as_ref().is_some_and(|theirs| same_bytes(theirs, token));
         // All rows are compared, also behind the one that matches.
@@ -95,9 +99,13 @@ impl TenantTable {
 
     /// Checks whether a client that knows the secret of a session of this tenant may join it with
     /// this token, which may be one of before: the server gave the secret to a client that had one.
-    pub(crate) fn may_join(&self, tenant: &Arc<Tenant>, token: &[u8]) -> bool {
+    /// Without a token, one of these names in its certificate must be the tenant's.
+    pub(crate) fn may_join(&self, tenant: &Arc<Tenant>, token: &[u8], names: &[String]) -> bool {
         let rows = self.rows();
         let Some(row) = rows.iter().find(|row| Arc::ptr_eq(&row.tenant, tenant)) else { return false };
+        if self.has_tokens && token.is_empty() {
+            return names.contains(&row.tenant.name);
+        }
         !self.has_tokens || row.token.iter().chain(&row.former).filter(|theirs| same_bytes(theirs, token)).count() > 0
     }
 
@@ -179,11 +187,11 @@ mod tests {
 
     /// Returns the name of the tenant that opens sessions with this token.
     fn opener(table: &TenantTable, token: &str) -> Option<String> {
-        table.find(token.as_bytes()).map(|tenant| tenant.name.clone())
+        table.find(token.as_bytes(), &[]).map(|tenant| tenant.name.clone())
     }
 
     fn joins(table: &TenantTable, name: &str, token: &str) -> bool {
-        table.may_join(&named(table, name), token.as_bytes())
+        table.may_join(&named(table, name), token.as_bytes(), &[])
     }
 
     #[test]
@@ -200,12 +208,12 @@ mod tests {
     #[test]
     fn an_exchanged_token_joins_sessions_and_opens_none() {
         let table = table("alice one 1G\nbob two -\ncarol three -");
-        let alice = table.find(b"one").unwrap();
+        let alice = table.find(b"one", &[]).unwrap();
         let changes = table.exchange(&Tenants::parse("alice uno 2G\ncarol three -\ndave four -").unwrap()).unwrap();
         assert_eq!(changes, TenantChanges { added: 1, changed: 1, removed: 1 });
         assert_eq!((opener(&table, "one"), opener(&table, "two")), (None, None));
         assert!(joins(&table, "alice", "one") && joins(&table, "alice", "uno") && joins(&table, "bob", "two"));
-        assert!(Arc::ptr_eq(&alice, &table.find(b"uno").unwrap()), "its memory counts on");
+        assert!(Arc::ptr_eq(&alice, &table.find(b"uno", &[]).unwrap()), "its memory counts on");
         assert_eq!(alice.quota.limit_pages(), Some(pages(2 << 30)));
         assert_eq!(opener(&table, "four").as_deref(), Some("dave"));
         let names: Vec<_> = table.named().iter().map(|tenant| tenant.name.clone()).collect();
@@ -224,6 +232,26 @@ mod tests {
         assert_eq!(opener(&table, "three").as_deref(), Some("alice"));
         assert!(joins(&table, "alice", "three") && joins(&table, "carol", "three"));
         assert!(!joins(&table, "carol", "one"));
+    }
+
+    #[test]
+    fn a_certificate_has_the_name_of_its_tenant_and_a_token_counts_more() {
+        let table = table("alice one -\nbob - -\ncarol - -");
+        let of = |token: &[u8], names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            table.find(token, &names).map(|tenant| tenant.name.clone())
+        };
+        assert_eq!(of(b"", &["alice"]).as_deref(), Some("alice"));
+        assert_eq!(of(b"", &["nobody", "bob"]).as_deref(), Some("bob"));
+        assert_eq!(of(b"one", &["bob"]).as_deref(), Some("alice"));
+        for (token, names) in [(&b""[..], &[][..]), (b"", &["nobody"]), (b"-", &[]), (b"wrong", &["bob"])] {
+            assert_eq!(of(token, names), None, "{names:?}");
+        }
+        let may = |name: &str, names: &[String]| table.may_join(&named(&table, name), b"", names);
+        assert!(may("bob", &["bob".to_owned()]) && !may("bob", &["carol".to_owned()]) && !may("bob", &[]));
+        table.exchange(&Tenants::parse("alice one -").unwrap()).unwrap();
+        assert_eq!(table.find(b"", &["bob".to_owned()]).map(|tenant| tenant.name.clone()), None);
+        assert!(table.may_join(&named(&table, "bob"), b"", &["bob".to_owned()]), "sessions go on");
     }
 
     #[test]

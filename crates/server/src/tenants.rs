@@ -1,7 +1,8 @@
 //! Tenants: which clients may use a server, and how much of it.
 //!
 //! The token file has one tenant per line: name, token, quota (a size, or `-` for none), separated
-//! by blanks. `#` starts a comment.
+//! by blanks. `#` starts a comment. A tenant with the token `-` has none: its clients come with a
+//! certificate that has its name.
 
 use crate::config::parse_size;
 use farfield_core::wire::Hello;
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 pub struct TenantConfig {
     /// Name for logs and metrics.
     pub name: String,
-    /// Secret that proves that a client belongs to this tenant.
+    /// Secret that proves that a client belongs to this tenant. If it is empty, only a certificate
+    /// with the tenant's name does.
     pub token: Vec<u8>,
     /// Most bytes that all regions of the tenant may hold together; `None` means no limit.
     pub quota_bytes: Option<u64>,
@@ -92,10 +94,11 @@ impl Tenants {
             if tenants.iter().any(|other| other.name == name) {
                 return Err(bad("the name was there before"));
             }
-            if tenants.iter().any(|other| other.token == token.as_bytes()) {
+            let token = if token == "-" { &[] } else { token.as_bytes() };
+            if !token.is_empty() && tenants.iter().any(|other| other.token == token) {
                 return Err(bad("the token belongs to another tenant already"));
             }
-            tenants.push(TenantConfig { name: name.to_owned(), token: token.as_bytes().to_vec(), quota_bytes });
+            tenants.push(TenantConfig { name: name.to_owned(), token: token.to_vec(), quota_bytes });
         }
         Ok(Tenants(tenants))
     }

@@ -1,9 +1,12 @@
 //! Guards what the pool promises about lanes to a real server: no allocation after opening, typed errors for everything
 //! when the server dies, room counted for one-sided writers, and pools of several servers; and that functions allocate nothing at a server either.
 
+#[path = "server/common/certificates.rs"]
+mod certificates;
 #[path = "server/common/list.rs"]
 mod list;
 
+use certificates::Certificates;
 use farfield_core::PageId;
 use farfield_pool::{
     Backend, Buffer, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolBuilder, PoolError, Priority,
@@ -14,8 +17,9 @@ use farfield_wic::{Budget, Fault, Function, Memory, Registry, Task};
 use list::{List, ListStart};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 struct Counting;
@@ -164,6 +168,71 @@ fn an_open_lane_never_allocates() {
     does_not_allocate(&[&format!("tier({tcp},{unix})")]);
     does_not_allocate(&[&format!("tier(fault:full=300@{tcp},fault:die=300@{unix},{tcp})")]);
     does_not_allocate(&["ram:", &format!("fault:delay=1us@{tcp}")][1..]);
+}
+
+/// Serves with certificates, at a port with TLS.
+fn serve_encrypted() -> (Certificates, Server) {
+    let certificates = Certificates::new();
+    let tls = Some(certificates.server());
+    let server = serve(|config| {
+        config.listen = vec!["tls://127.0.0.1:0".parse().unwrap()];
+        config.tls = tls;
+    });
+    (certificates, server)
+}
+
+#[test]
+fn an_open_lane_with_tls_never_allocates() {
+    let (certificates, server) = serve_encrypted();
+    let url = certificates.url(&server.endpoints()[0], "client");
+    does_not_allocate(&[&url]);
+    does_not_allocate(&[&format!("mirror({url},fault:die=300@{url},spare={url})")]);
+}
+
+/// Relay in front of a server, which passes on the bytes of a connection only once it may.
+fn gated_relay(to: String) -> (String, Arc<AtomicBool>) {
+    fn carry(mut from: TcpStream, mut to: TcpStream) {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+    let (listener, is_open) = (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(AtomicBool::new(true)));
+    let (address, gate) = (listener.local_addr().unwrap(), is_open.clone());
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let (to, gate) = (to.clone(), gate.clone());
+            std::thread::spawn(move || {
+                while !gate.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                let Ok(server) = TcpStream::connect(to) else { return };
+                let (from, back) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || carry(from, server));
+                carry(back, client);
+            });
+        }
+    });
+    (format!("tls://{address}"), is_open)
+}
+
+#[test]
+fn a_lane_that_gets_its_keys_while_it_is_polled_allocates_nothing() {
+    let (certificates, server) = serve_encrypted();
+    let (relay, is_open) = gated_relay(server.endpoints()[0].strip_prefix("tls://").unwrap().to_owned());
+    let backend = PoolBuilder::new().url(certificates.url(&relay, "client")).pages(64).open().unwrap();
+    is_open.store(false, Ordering::Relaxed);
+    let mut lane = backend.open_lane().unwrap();
+    lane.submit(request(1, Op::Write { page: PageId(3), buffer: filled(1, 9) })).expect("room");
+    let mut done = Vec::with_capacity(1);
+    assert_eq!(lane.poll(&mut done), 0, "it cannot have joined");
+    let count = allocations(|| {
+        is_open.store(true, Ordering::Relaxed);
+        while lane.poll(&mut done) == 0 {
+            lane.wait(Duration::from_millis(50));
+        }
+    });
+    done[0].result.expect("all well");
+    assert_eq!(count, 0, "a lane allocates while it joins");
+    assert!(read(&mut *lane, 3, 1).bytes().iter().all(|byte| *byte == 9));
 }
 
 /// The first of these: it has both transports. All of them in the deep tier.

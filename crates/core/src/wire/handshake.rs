@@ -215,6 +215,8 @@ pub enum RefuseCode {
     Stopping,
     /// Too many wrong tokens came from the client's address: it looks at none for some seconds.
     Guesses,
+    /// The client gave no token, and no tenant has a name that is in its certificate.
+    Tenant,
     /// Reason that belongs to a later version.
     Other(u16),
 }
@@ -230,6 +232,7 @@ impl RefuseCode {
             RefuseCode::Malformed => 5,
             RefuseCode::Stopping => 6,
             RefuseCode::Guesses => 7,
+            RefuseCode::Tenant => 8,
             RefuseCode::Other(number) => number,
         }
     }
@@ -244,6 +247,7 @@ impl RefuseCode {
             5 => RefuseCode::Malformed,
             6 => RefuseCode::Stopping,
             7 => RefuseCode::Guesses,
+            8 => RefuseCode::Tenant,
             other => RefuseCode::Other(other),
         }
     }

@@ -193,7 +193,7 @@ impl CallLane {
             let rest = &self.outbox[self.sent..];
             let part = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
             // SAFETY: the rest of the outbox is readable and ours.
-            match unsafe { net::send(self.connection.fd, &[part]) } {
+            match unsafe { self.connection.stream.send(&[part]) } {
                 Ok(count) => self.sent += count,
                 Err(errno) if errno.is_transient() => return,
                 Err(errno) => return self.die_of(errno),
@@ -212,7 +212,7 @@ impl CallLane {
             let free = &mut self.inbox[self.unread.end..];
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
             // SAFETY: the free end of the inbox, borrowed exclusively.
-            match unsafe { net::receive(self.connection.fd, &[part]) } {
+            match unsafe { self.connection.stream.receive(&[part]) } {
                 Ok(0) => return self.die(self.session.gone_error()),
                 Ok(count) => {
                     let is_all = count < part.iov_len;

@@ -16,14 +16,18 @@ use farfield_core::{Incarnation, PageId, RegionId};
 use farfield_os::net::{ConnectProgress, ConnectTarget};
 use farfield_os::process::now_ns;
 use farfield_os::{Errno, file, net};
+use farfield_tls::{Connector, EncryptionSecret, LaneHandshake, RecordStream, SessionHandshake};
+use std::cell::UnsafeCell;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Address at which a server listens.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum ServerAddress {
     Tcp(SocketAddr),
+    /// An address with TLS, and how both sides know each other.
+    Tls(SocketAddr, Connector),
     /// Path of a Unix socket (a leading `@` means the abstract namespace), and the users whose
     /// servers are trusted there.
     Unix(Vec<u8>, [Option<u32>; 2]),
@@ -32,7 +36,7 @@ pub(crate) enum ServerAddress {
 impl ServerAddress {
     fn target(&self) -> Result<ConnectTarget, Errno> {
         match self {
-            ServerAddress::Tcp(address) => Ok(ConnectTarget::tcp(*address)),
+            ServerAddress::Tcp(address) | ServerAddress::Tls(address, _) => Ok(ConnectTarget::tcp(*address)),
             ServerAddress::Unix(path, _) => ConnectTarget::unix(path),
         }
     }
@@ -40,7 +44,7 @@ impl ServerAddress {
     /// Returns the users whose servers are trusted, if the address is a Unix socket.
     fn users(&self) -> Option<[Option<u32>; 2]> {
         match self {
-            ServerAddress::Tcp(_) => None,
+            ServerAddress::Tcp(_) | ServerAddress::Tls(..) => None,
             ServerAddress::Unix(_, users) => Some(*users),
         }
     }
@@ -93,6 +97,87 @@ impl SessionDescriptorTable {
     }
 }
 
+/// Bytes of a connection: plain, or sealed in records. Its calls behave like the system calls.
+pub(crate) struct ConnectionStream {
+    fd: i32,
+    records: Option<Box<RecordStream>>,
+}
+
+impl ConnectionStream {
+    /// Sends bytes at `parts`; returns how many. After `EAGAIN` the next call must begin with the
+    /// same bytes.
+    ///
+    /// # Safety
+    /// As for [`net::send`].
+    pub(crate) unsafe fn send(&mut self, parts: &[libc::iovec]) -> Result<usize, Errno> {
+        match &mut self.records {
+            // SAFETY: passed on to the caller.
+            None => unsafe { net::send(self.fd, parts) },
+            // SAFETY: passed on to the caller.
+            Some(records) => unsafe { records.send(self.fd, parts) },
+        }
+    }
+
+    /// Receives the bytes that are there into `parts`; returns how many. Less than there was room
+    /// for means that nothing is left.
+    ///
+    /// # Safety
+    /// As for [`net::receive`].
+    pub(crate) unsafe fn receive(&mut self, parts: &[libc::iovec]) -> Result<usize, Errno> {
+        match &mut self.records {
+            // SAFETY: passed on to the caller.
+            None => unsafe { net::receive(self.fd, parts) },
+            // SAFETY: passed on to the caller.
+            Some(records) => unsafe { records.receive(self.fd, parts) },
+        }
+    }
+
+    /// Receives like [`ConnectionStream::receive`], and whatever descriptors come with the bytes. Records
+    /// come with none.
+    fn receive_descriptors(&mut self, into: &mut [u8], fds: &mut [i32]) -> Result<(usize, usize), Errno> {
+        match &mut self.records {
+            None => net::receive_descriptors(self.fd, into, fds),
+            Some(records) => {
+                let part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+                // SAFETY: the part is writable, and borrowed alone.
+                unsafe { records.receive(self.fd, &[part]) }.map(|got| (got, 0))
+            }
+        }
+    }
+
+    /// Checks whether bytes are partly with the kernel that no call has counted as sent yet.
+    fn is_sending(&self) -> bool {
+        self.records.as_ref().is_some_and(|records| records.is_sending())
+    }
+}
+
+/// Stream of the control connection, with its lock.
+struct ControlStream {
+    fd: i32,
+    is_busy: AtomicBool,
+    stream: UnsafeCell<ConnectionStream>,
+}
+
+// SAFETY: `stream` is used by whoever set `is_busy`, one thread at a time (`ControlStream::lock`).
+unsafe impl Sync for ControlStream {}
+
+impl ControlStream {
+    /// Calls `use_it` with the stream once no other thread uses it. Returns `None` if that is not
+    /// before `until`.
+    fn lock<T>(&self, until: u64, use_it: impl FnOnce(&mut ConnectionStream) -> T) -> Option<T> {
+        while self.is_busy.swap(true, Ordering::Acquire) {
+            if now_ns() > until {
+                return None;
+            }
+            farfield_os::process::yield_now();
+        }
+        // SAFETY: `is_busy` was false, so no other thread is between here and the store below.
+        let result = use_it(unsafe { &mut *self.stream.get() });
+        self.is_busy.store(false, Ordering::Release);
+        Some(result)
+    }
+}
+
 /// Session with one server.
 pub(crate) struct ServerSession {
     pub(crate) server: u16,
@@ -102,8 +187,9 @@ pub(crate) struct ServerSession {
     /// Hello message that further connections of the session send first.
     greeting: Vec<u8>,
     descriptors: Box<SessionDescriptorTable>,
-    control: i32,
-    control_busy: AtomicBool,
+    control: ControlStream,
+    /// Secret from which lanes get their keys, if the connections are encrypted.
+    secret: Option<EncryptionSecret>,
     /// Whether another process began the session, and will end it.
     is_guest: bool,
     gone: AtomicBool,
@@ -116,6 +202,8 @@ pub(crate) struct SessionConnection {
     session: Arc<ServerSession>,
     place: usize,
     pub(crate) fd: i32,
+    /// Stream that is used once the connection has joined; until then the handshake has it.
+    pub(crate) stream: ConnectionStream,
     is_joined: bool,
     /// Handshake, if it did not finish at once. It stays until the connection is dropped: a thread
     /// that polls lanes must not free memory.
@@ -135,6 +223,7 @@ impl SessionConnection {
                 self.session.set_gone();
                 return Err(self.session.gone_error());
             }
+            self.stream.records = handshake.stream.records.take();
             self.is_joined = true;
         }
         Ok(self.is_joined)
@@ -146,7 +235,7 @@ impl SessionConnection {
 
     /// Returns the poll events to wait for until [`SessionConnection::try_join`] can go on.
     pub(crate) fn join_events(&self) -> i16 {
-        self.handshake.as_ref().map_or(0, |handshake| handshake.exchange.events())
+        self.handshake.as_ref().map_or(0, |handshake| handshake.events())
     }
 
     /// Waits until [`SessionConnection::try_join`] can go on, at most `most`.
@@ -171,6 +260,8 @@ pub(crate) enum HandshakeError {
     Pool(PoolError),
     /// The server refused, for this reason.
     Refused(String),
+    /// The connection could not be encrypted, for this reason.
+    Tls(String),
     /// The connection was closed without an answer.
     HungUp,
 }
@@ -201,10 +292,11 @@ impl ServerSession {
         joins: Option<SessionSecret>,
     ) -> Result<ServerSession, HandshakeError> {
         let is_guest = joins.is_some();
-        let mut handshake = Handshake::begin(server, &address, &greeting(&address, identity, joins, is_guest), false)?;
-        let (descriptors, fd) = (Box::new(SessionDescriptorTable::new()), handshake.fd);
+        let hello = greeting(&address, identity, joins, is_guest);
+        let mut handshake = Handshake::begin(server, &address, &hello, None)?.with_records();
+        let (descriptors, fd) = (Box::new(SessionDescriptorTable::new()), handshake.stream.fd);
         descriptors.keep(fd).map_err(PoolError::Os)?;
-        let welcome = handshake.finish(within);
+        let welcome = handshake.finish(within, Handshake::advance);
         let welcome = welcome.and_then(|welcome| welcome.ok_or(PoolError::TimedOut { server, after: within }.into()));
         let welcome = welcome.inspect_err(|_| descriptors.close_all())?;
         Ok(ServerSession {
@@ -214,8 +306,8 @@ impl ServerSession {
             address,
             deadline: identity.deadline,
             descriptors,
-            control: fd,
-            control_busy: AtomicBool::new(false),
+            control: ControlStream { fd, is_busy: AtomicBool::new(false), stream: UnsafeCell::new(handshake.stream) },
+            secret: handshake.secret,
             is_guest,
             gone: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
@@ -228,11 +320,14 @@ impl ServerSession {
     /// A silent server must not delay callers who can do without it.
     pub(crate) fn join(self: &Arc<Self>) -> Result<SessionConnection, PoolError> {
         let error = |error| self.join_error(error);
-        let handshake = Handshake::begin(self.server, &self.address, &self.greeting, true).map_err(error)?;
-        let fd = handshake.fd;
+        let handshake = Handshake::begin(self.server, &self.address, &self.greeting, Some(self));
+        let handshake = handshake.map_err(error)?.with_records();
+        let fd = handshake.stream.fd;
         let place = self.descriptors.keep(fd).map_err(PoolError::Os)?;
         let handshake = Some(Box::new(handshake));
-        let mut connection = SessionConnection { session: self.clone(), place, fd, is_joined: false, handshake };
+        let stream = ConnectionStream { fd, records: None };
+        let mut connection =
+            SessionConnection { session: self.clone(), place, fd, stream, is_joined: false, handshake };
         let until = now_ns().saturating_add(JOIN_TIMEOUT.as_nanos() as u64);
         while !connection.try_join()? {
             match until.saturating_sub(now_ns()) {
@@ -247,12 +342,16 @@ impl ServerSession {
     /// Checks whether the server answers a new connection within that time.
     pub(crate) fn answers(&self, within: Duration) -> bool {
         // Any other error will show at the next question.
-        let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.greeting, true) else {
+        let Ok(mut handshake) = Handshake::begin(self.server, &self.address, &self.greeting, Some(self)) else {
             return true;
         };
-        let answer = handshake.finish(within);
-        file::close(handshake.fd);
-        !matches!(answer, Ok(None))
+        let answer = match self.secret {
+            None => handshake.finish(within, Handshake::advance).map(|welcome| welcome.is_some()),
+            // The server's nonce is an answer; a greeting in records would need memory.
+            Some(_) => handshake.finish(within, Handshake::advance_encryption).map(|keys| keys.is_some()),
+        };
+        file::close(handshake.stream.fd);
+        !matches!(answer, Ok(false))
     }
 
     fn join_error(&self, error: HandshakeError) -> PoolError {
@@ -265,7 +364,7 @@ impl ServerSession {
                 self.gone_error()
             }
             HandshakeError::Pool(error) => error,
-            HandshakeError::Refused(_) => self.gone_error(),
+            HandshakeError::Refused(_) | HandshakeError::Tls(_) => self.gone_error(),
         }
     }
 
@@ -313,16 +412,11 @@ impl ServerSession {
             return Err(self.gone_error());
         }
         let until = now_ns().saturating_add(within.as_nanos() as u64);
-        while self.control_busy.swap(true, Ordering::Acquire) {
-            if now_ns() > until {
-                return Err(PoolError::TimedOut { server: self.server, after: within });
-            }
-            farfield_os::process::yield_now();
-        }
-        let tag = self.tags.fetch_add(1, Ordering::Relaxed);
-        let answer = exchange(self.control, tag, request, until, body, fds);
-        self.control_busy.store(false, Ordering::Release);
-        match answer {
+        let answer = self.control.lock(until, |stream| {
+            let tag = self.tags.fetch_add(1, Ordering::Relaxed);
+            exchange(stream, tag, request, until, body, fds)
+        });
+        match answer.ok_or(PoolError::TimedOut { server: self.server, after: within })? {
             Ok((Reply::Failed { code, page }, _, count)) => {
                 fds[..count].iter().for_each(|fd| file::close(*fd));
                 Err(self.failure(code, PageId(page), within))
@@ -363,6 +457,8 @@ impl ServerSession {
     pub(crate) fn broken_error(&self, errno: Errno) -> PoolError {
         match errno.0 {
             libc::ECONNRESET | libc::EPIPE | libc::ENOTCONN | libc::ETIMEDOUT | libc::EHOSTUNREACH => self.gone_error(),
+            // A record was changed on its way: nothing that comes now can be trusted.
+            libc::EBADMSG => self.gone_error(),
             _ => PoolError::Os(errno),
         }
     }
@@ -388,7 +484,8 @@ impl ServerSession {
     /// hung up.
     pub(crate) fn health(&self) -> Health {
         let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-        if !self.is_gone() && net::poll(self.control, libc::POLLRDHUP, Duration::ZERO).is_ok_and(|end| end & ends != 0)
+        if !self.is_gone()
+            && net::poll(self.control.fd, libc::POLLRDHUP, Duration::ZERO).is_ok_and(|end| end & ends != 0)
         {
             self.set_gone();
         }
@@ -474,7 +571,7 @@ impl From<Errno> for ExchangeError {
 /// Sends one request on a connection that no other thread uses meanwhile. Returns the answer, the
 /// length of its body and the number of descriptors.
 fn exchange(
-    fd: i32,
+    stream: &mut ConnectionStream,
     tag: u64,
     request: Request<'_>,
     until: u64,
@@ -490,10 +587,10 @@ fn exchange(
         bytes[HEADER_BYTES..].copy_from_slice(&ticket.to_le_bytes());
         len += 16;
     }
-    send_all(fd, &bytes[..len], until)?;
+    send_all(stream, &bytes[..len], until)?;
     let wanted = request.header().kind;
     loop {
-        let (header, len, count) = receive_frame(fd, body, until, fds)?;
+        let (header, len, count) = receive_frame(stream, body, until, fds)?;
         let answer = WireReply::decode(&header, &body[..len]).map_err(|_| ExchangeError::Malformed);
         let is_right = |answer: &WireReply| answer.kind.is_none_or(|kind| kind as u8 == wanted);
         match answer {
@@ -516,17 +613,17 @@ fn time_left(until: u64) -> Result<Duration, ExchangeError> {
     }
 }
 
-fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), ExchangeError> {
+fn send_all(stream: &mut ConnectionStream, mut bytes: &[u8], until: u64) -> Result<(), ExchangeError> {
     let all = bytes.len();
     while !bytes.is_empty() {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: `bytes` is readable.
-        match unsafe { net::send(fd, &[part]) } {
+        match unsafe { stream.send(&[part]) } {
             Ok(sent) => bytes = &bytes[sent..],
             Err(Errno(libc::EAGAIN)) => {
-                let left =
-                    time_left(until).map_err(|error| if bytes.len() == all { ExchangeError::Silent } else { error })?;
-                net::poll(fd, libc::POLLOUT, left)?;
+                let is_unsent = bytes.len() == all && !stream.is_sending();
+                let left = time_left(until).map_err(|error| if is_unsent { ExchangeError::Silent } else { error })?;
+                net::poll(stream.fd, libc::POLLOUT, left)?;
             }
             Err(Errno(libc::EINTR)) => {}
             Err(errno) => return Err(errno.into()),
@@ -537,21 +634,26 @@ fn send_all(fd: i32, mut bytes: &[u8], until: u64) -> Result<(), ExchangeError> 
 
 /// Receives exactly `into.len()` bytes and whatever descriptors come with them; returns the number
 /// of descriptors.
-fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<usize, ExchangeError> {
+fn receive_all(
+    stream: &mut ConnectionStream,
+    into: &mut [u8],
+    until: u64,
+    fds: &mut [i32],
+) -> Result<usize, ExchangeError> {
     let mut done = 0;
     let mut descriptors = 0;
     let result = loop {
         if done == into.len() {
             break Ok(());
         }
-        match net::receive_descriptors(fd, &mut into[done..], &mut fds[descriptors..]) {
+        match stream.receive_descriptors(&mut into[done..], &mut fds[descriptors..]) {
             Ok((0, _)) => break Err(ExchangeError::Gone),
             Ok((bytes, count)) => {
                 done += bytes;
                 descriptors += count;
             }
             Err(Errno(libc::EAGAIN)) => {
-                let waited = time_left(until).and_then(|left| Ok(net::poll(fd, libc::POLLIN, left)?));
+                let waited = time_left(until).and_then(|left| Ok(net::poll(stream.fd, libc::POLLIN, left)?));
                 match waited {
                     Ok(_) => {}
                     Err(ExchangeError::TimedOut) if done == 0 => break Err(ExchangeError::Silent),
@@ -572,16 +674,16 @@ fn receive_all(fd: i32, into: &mut [u8], until: u64, fds: &mut [i32]) -> Result<
 }
 
 fn receive_frame(
-    fd: i32,
+    stream: &mut ConnectionStream,
     body: &mut [u8],
     until: u64,
     fds: &mut [i32],
 ) -> Result<(MessageHeader, usize, usize), ExchangeError> {
     let mut bytes = [0; HEADER_BYTES];
-    let count = receive_all(fd, &mut bytes, until, fds)?;
+    let count = receive_all(stream, &mut bytes, until, fds)?;
     let rest = match MessageHeader::decode(&bytes) {
         Ok(Some(header)) if header.body as usize <= body.len() => {
-            let rest = receive_all(fd, &mut body[..header.body as usize], until, &mut []);
+            let rest = receive_all(stream, &mut body[..header.body as usize], until, &mut []);
             rest.map(|_| header)
                 .map_err(|error| if let ExchangeError::Silent = error { ExchangeError::TimedOut } else { error })
         }
@@ -603,6 +705,7 @@ fn greeting(address: &ServerAddress, identity: &Identity, session: Option<Sessio
         _ if is_guest => 0,
         ServerAddress::Unix(..) => features::MAP,
         ServerAddress::Tcp(_) => features::FABRIC,
+        ServerAddress::Tls(..) => 0,
     };
     let hello = Hello {
         version_min: VERSION_MIN,
@@ -621,37 +724,90 @@ fn greeting(address: &ServerAddress, identity: &Identity, session: Option<Sessio
 /// nothing.
 struct Handshake {
     server: u16,
-    fd: i32,
+    stream: ConnectionStream,
     joins: bool,
     target: ConnectTarget,
     /// Users whose servers are trusted at a Unix socket ([`ServerAddress::users`]).
     users: Option<[Option<u32>; 2]>,
     /// Result of the last attempt to connect.
     connected: ConnectProgress,
+    /// Step that comes before the exchange.
+    encryption: Encryption,
+    /// Secret of a session that this handshake has begun.
+    secret: Option<EncryptionSecret>,
     exchange: Exchange,
 }
 
+/// Step of a handshake that gives a connection its keys.
+enum Encryption {
+    /// Nothing is left to do.
+    Done,
+    /// The connection begins a session.
+    Session(Box<SessionHandshake>),
+    /// The connection joins one. Not in a box, which would have to be freed where a lane is polled.
+    Lane(LaneHandshake),
+}
+
 impl Handshake {
-    /// Creates a socket and the state machine for it. The caller must close the socket.
-    fn begin(server: u16, address: &ServerAddress, hello: &[u8], joins: bool) -> Result<Handshake, HandshakeError> {
+    /// Creates a socket and the state machine for it, which joins a session of this process or
+    /// begins one. The caller must close the socket.
+    fn begin(
+        server: u16,
+        address: &ServerAddress,
+        hello: &[u8],
+        joined: Option<&ServerSession>,
+    ) -> Result<Handshake, HandshakeError> {
         let target = address.target().map_err(PoolError::Os)?;
+        let encryption = match (address, joined.map(|session| &session.secret)) {
+            (ServerAddress::Tls(..), Some(Some(secret))) => {
+                Encryption::Lane(LaneHandshake::new(secret).map_err(PoolError::Os)?)
+            }
+            (ServerAddress::Tls(_, connector), _) => {
+                let handshake = SessionHandshake::new(connector);
+                Encryption::Session(Box::new(handshake.map_err(|error| HandshakeError::Tls(error.to_string()))?))
+            }
+            _ => Encryption::Done,
+        };
         Ok(Handshake {
             server,
-            fd: target.socket().map_err(PoolError::Os)?,
-            joins,
+            stream: ConnectionStream { fd: target.socket().map_err(PoolError::Os)?, records: None },
+            joins: joined.is_some(),
             target,
             users: address.users(),
             connected: ConnectProgress::Retry,
+            encryption,
+            secret: None,
             exchange: Exchange::new(hello),
         })
     }
 
-    /// Runs the handshake to its end. Returns `None` if that takes longer than `within`.
-    fn finish(&mut self, within: Duration) -> Result<Option<Welcome>, HandshakeError> {
+    /// Allocates the buffers of records, if the connection will have any.
+    fn with_records(mut self) -> Handshake {
+        if !matches!(self.encryption, Encryption::Done) {
+            self.stream.records = Some(Box::new(RecordStream::new()));
+        }
+        self
+    }
+
+    /// Returns the poll events to wait for.
+    fn events(&self) -> i16 {
+        match &self.encryption {
+            Encryption::Done => self.exchange.events(),
+            Encryption::Session(handshake) => handshake.events(),
+            Encryption::Lane(handshake) => handshake.events(),
+        }
+    }
+
+    /// Runs the handshake to the end of `step`. Returns `None` if that takes longer than `within`.
+    fn finish<T>(
+        &mut self,
+        within: Duration,
+        step: impl Fn(&mut Self) -> Result<Option<T>, HandshakeError>,
+    ) -> Result<Option<T>, HandshakeError> {
         let until = now_ns().saturating_add(within.as_nanos() as u64);
         loop {
-            if let Some(welcome) = self.advance()? {
-                return Ok(Some(welcome));
+            if let Some(result) = step(self)? {
+                return Ok(Some(result));
             }
             match until.saturating_sub(now_ns()) {
                 0 => return Ok(None),
@@ -666,23 +822,16 @@ impl Handshake {
             return farfield_os::process::sleep(most.min(CONNECT_AGAIN));
         }
         // If something is wrong with the socket, the next step will show it.
-        let _ = net::poll(self.fd, self.exchange.events(), most);
+        let _ = net::poll(self.stream.fd, self.events(), most);
     }
 
     /// Advances as far as possible without blocking. Returns `None` if the handshake has not
     /// ended yet.
     fn advance(&mut self) -> Result<Option<Welcome>, HandshakeError> {
-        if self.connected != ConnectProgress::Done {
-            self.connected = self.target.connect(self.fd).map_err(PoolError::Os)?;
-            if self.connected != ConnectProgress::Done {
-                return Ok(None);
-            }
-            if let Some(users) = self.users {
-                // SAFETY: the socket is open; closing it is for the caller of `begin`.
-                check_server_user(unsafe { BorrowedFd::borrow_raw(self.fd) }, self.server, &users)?;
-            }
+        if self.advance_encryption()?.is_none() {
+            return Ok(None);
         }
-        match self.exchange.advance(self.fd) {
+        match self.exchange.advance(&mut self.stream) {
             Ok(Some((header, body))) => Self::read_answer(self.server, self.joins, &header, body).map(Some),
             Ok(None) => Ok(None),
             Err(ExchangeError::Gone) => Err(HandshakeError::HungUp),
@@ -690,6 +839,43 @@ impl Handshake {
             Err(ExchangeError::TimedOut | ExchangeError::Silent) => Err(PoolError::Os(Errno(libc::ETIMEDOUT)).into()),
             Err(ExchangeError::Os(errno)) => Err(PoolError::Os(errno).into()),
         }
+    }
+
+    /// Connects, and advances until the connection has keys, if it needs any. Returns `None` if it
+    /// is not that far yet.
+    fn advance_encryption(&mut self) -> Result<Option<()>, HandshakeError> {
+        if self.connected != ConnectProgress::Done {
+            self.connected = self.target.connect(self.stream.fd).map_err(PoolError::Os)?;
+            if self.connected != ConnectProgress::Done {
+                return Ok(None);
+            }
+            if let Some(users) = self.users {
+                // SAFETY: the socket is open; closing it is for the caller of `begin`.
+                check_server_user(unsafe { BorrowedFd::borrow_raw(self.stream.fd) }, self.server, &users)?;
+            }
+        }
+        let fd = self.stream.fd;
+        let keys = match &mut self.encryption {
+            Encryption::Done => return Ok(Some(())),
+            Encryption::Session(handshake) => match handshake.advance(fd) {
+                Ok(None) => return Ok(None),
+                Ok(Some((secret, keys))) => {
+                    self.secret = Some(secret);
+                    keys
+                }
+                Err(error) => return Err(session_error(error)),
+            },
+            Encryption::Lane(handshake) => match handshake.advance(fd) {
+                Ok(None) => return Ok(None),
+                Ok(Some(keys)) => keys,
+                Err(error) => return Err(lane_error(self.server, &error)),
+            },
+        };
+        if let Some(records) = &mut self.stream.records {
+            records.set_client_keys(&keys);
+        }
+        self.encryption = Encryption::Done;
+        Ok(Some(()))
     }
 
     fn read_answer(server: u16, joins: bool, header: &MessageHeader, body: &[u8]) -> Result<Welcome, HandshakeError> {
@@ -716,6 +902,38 @@ impl Handshake {
             }
             Ok(Ok(welcome)) => Ok(welcome),
         }
+    }
+}
+
+/// Translates the error of a handshake that begins a session.
+fn session_error(error: farfield_tls::EncryptionError) -> HandshakeError {
+    use farfield_tls::EncryptionError as Tls;
+    match error {
+        Tls::HungUp => HandshakeError::HungUp,
+        Tls::Os(errno) => PoolError::Os(errno).into(),
+        Tls::Plain(bytes) => {
+            // A server with TLS that has no slot for a connection says so without a handshake.
+            let header = MessageHeader::decode(&bytes).ok().flatten();
+            let body = bytes.get(HEADER_BYTES..).unwrap_or_default();
+            match header.map(|header| Welcome::decode(&header, body)) {
+                Some(Ok(Err(refusal))) if refusal.code == RefuseCode::Connections => {
+                    HandshakeError::Refused(refusal.text.to_owned())
+                }
+                _ => HandshakeError::Tls(Tls::NoTls.to_string()),
+            }
+        }
+        error => HandshakeError::Tls(error.to_string()),
+    }
+}
+
+/// Translates the error of a lane's handshake. Allocates nothing: lanes join while they are polled.
+fn lane_error(server: u16, error: &farfield_tls::EncryptionError) -> HandshakeError {
+    use farfield_tls::EncryptionError as Tls;
+    match error {
+        Tls::HungUp => HandshakeError::HungUp,
+        Tls::Os(errno) => PoolError::Os(*errno).into(),
+        Tls::SessionUnknown => PoolError::ServerGone { server, incarnation: Incarnation(0) }.into(),
+        _ => stranger(server).into(),
     }
 }
 
@@ -758,12 +976,15 @@ impl Exchange {
 
     /// Sends and receives what can be moved without blocking. Returns the answer once it is
     /// complete.
-    pub(crate) fn advance(&mut self, fd: i32) -> Result<Option<(MessageHeader, &[u8])>, ExchangeError> {
+    pub(crate) fn advance(
+        &mut self,
+        stream: &mut ConnectionStream,
+    ) -> Result<Option<(MessageHeader, &[u8])>, ExchangeError> {
         while self.sent < self.asked {
             let left = &self.question[self.sent..self.asked];
             let part = libc::iovec { iov_base: left.as_ptr().cast_mut().cast(), iov_len: left.len() };
             // SAFETY: what is left is readable.
-            match unsafe { net::send(fd, &[part]) } {
+            match unsafe { stream.send(&[part]) } {
                 Ok(sent) => self.sent += sent,
                 Err(Errno(libc::EAGAIN)) => return Ok(None),
                 Err(Errno(libc::EINTR)) => {}
@@ -783,7 +1004,7 @@ impl Exchange {
             let free = &mut self.answer[self.received..wanted];
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
             // SAFETY: the part is ours and writable.
-            match unsafe { net::receive(fd, &[part]) } {
+            match unsafe { stream.receive(&[part]) } {
                 Ok(0) => return Err(ExchangeError::Gone),
                 Ok(got) => self.received += got,
                 Err(Errno(libc::EAGAIN)) => return Ok(None),

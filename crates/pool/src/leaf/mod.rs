@@ -12,4 +12,5 @@ pub(crate) mod shadow_store;
 pub(crate) mod shm;
 pub(crate) mod ssd;
 pub(crate) mod tcp;
+pub(crate) mod tls;
 pub(crate) mod unix;

@@ -724,7 +724,7 @@ impl ShmLane {
             return session.set_gone();
         }
         let Some(asked) = self.credit_request else { return };
-        let answer = match self.exchange.advance(self.connection.fd) {
+        let answer = match self.exchange.advance(&mut self.connection.stream) {
             Ok(None) => return,
             Ok(Some((header, body))) => WireReply::decode(&header, body).ok().filter(|answer| answer.tag == self.tag),
             Err(

@@ -375,7 +375,7 @@ impl TcpLane {
             }
             // SAFETY: see `Train`: everything that its parts point to is alive and unchanged until
             // sent.
-            match unsafe { net::send(self.connection.fd, &self.train.parts[self.train.next..]) } {
+            match unsafe { self.connection.stream.send(&self.train.parts[self.train.next..]) } {
                 Ok(sent) => {
                     self.train.advance(sent);
                     while let Some(&(slot, parts)) = self.train.writes.front()
@@ -449,7 +449,7 @@ impl TcpLane {
                 let asked = page_part.iov_len + inbox_part.iov_len;
                 // SAFETY: both parts are borrowed exclusively from `self`: a place in the buffer
                 // that the lane owns while the read is in flight, and the free end of the inbox.
-                let got = unsafe { net::receive(self.connection.fd, &[page_part, inbox_part]) }?;
+                let got = unsafe { self.connection.stream.receive(&[page_part, inbox_part]) }?;
                 let into_inbox = got.saturating_sub(page_part.iov_len);
                 self.inbox_end += into_inbox;
                 self.pages_arrived(got - into_inbox);
@@ -457,7 +457,7 @@ impl TcpLane {
             }
         }
         // SAFETY: the free end of the inbox, borrowed exclusively.
-        let got = unsafe { net::receive(self.connection.fd, &[inbox_part]) }?;
+        let got = unsafe { self.connection.stream.receive(&[inbox_part]) }?;
         self.inbox_end += got;
         Ok((got, inbox_part.iov_len))
     }

@@ -7,6 +7,7 @@ use crate::server::ServerState;
 use crate::sessions::ClientSession;
 use crate::store::{Charge, Ledger, Resource};
 use farfield_core::wire::{self, ConnectionRefusal, Hello, RefuseCode};
+use farfield_tls::RecordStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -23,6 +24,12 @@ impl ClientConnection<'_> {
                 self.turn = ledger.turn();
                 self.ledger = Some(ledger);
                 self.held = Some(held);
+                if self.records.is_some() {
+                    self.records_held = self.buffer(RecordStream::SERVER_BYTES, 0)?;
+                }
+                if let Some(records) = &mut self.records {
+                    records.grow();
+                }
                 self.conversation.on_welcome(&welcome);
                 self.answer(|out| welcome.encode(out));
                 Ok(())
@@ -52,6 +59,7 @@ pub(super) fn greet(
     shared: &ServerState,
     transport: Transport,
     address: PeerAddress,
+    names: &[String],
     hello: &Hello<'_>,
     version: Option<u16>,
 ) -> Result<Greeting, (RefuseCode, &'static str)> {
@@ -62,8 +70,12 @@ pub(super) fn greet(
     if joined.is_none() && shared.penalties.is_closed(address, Instant::now()) {
         return Err((RefuseCode::Guesses, "too many wrong tokens came from your address: wait a few seconds"));
     }
-    let joined = joined.filter(|tenant| shared.tenants.may_join(tenant, hello.token));
-    let Some(tenant) = joined.or_else(|| shared.tenants.find(hello.token)) else {
+    let joined = joined.filter(|tenant| shared.tenants.may_join(tenant, hello.token, names));
+    let Some(tenant) = joined.or_else(|| shared.tenants.find(hello.token, names)) else {
+        if hello.token.is_empty() && !names.is_empty() {
+            let text = "no tenant has a name that is in your certificate: add it to the token file, or give a token";
+            return Err((RefuseCode::Tenant, text));
+        }
         shared.penalties.add(address, Instant::now());
         return Err((RefuseCode::Token, "wrong token"));
     };
@@ -98,7 +110,7 @@ pub(super) fn greet(
     if transport == Transport::Unix {
         features |= wire::features::MAP;
     }
-    if shared.fabric.is_some() {
+    if shared.fabric.is_some() && transport != Transport::Tls {
         features |= wire::features::FABRIC;
     }
     let welcome = wire::Welcome {

@@ -35,8 +35,14 @@ impl ClientConnection<'_> {
         loop {
             let free = self.inbox.get_mut(self.unread.end..).unwrap_or_default();
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
-            // SAFETY: the free part of the inbox is ours alone.
-            match unsafe { net::receive(self.fd.as_raw_fd(), &[part]) } {
+            // The free part of the inbox is ours alone.
+            let received = match &mut self.records {
+                // SAFETY: the free part of the inbox is ours alone.
+                Some(records) => unsafe { records.receive(self.fd.as_raw_fd(), &[part]) },
+                // SAFETY: as above.
+                None => unsafe { net::receive(self.fd.as_raw_fd(), &[part]) },
+            };
+            match received {
                 Ok(0) => return Err(CloseReason::Closed),
                 Ok(count) => {
                     self.unread.end += count;
@@ -112,7 +118,7 @@ impl ClientConnection<'_> {
     /// Charges a buffer of `bytes` bytes, of which `free` are not charged. Waits until the client's
     /// ledger allows it, because its other connections hold its share. Fails with [`CloseReason::Slow`]
     /// after `stall_max`.
-    fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, CloseReason> {
+    pub(super) fn buffer(&mut self, bytes: usize, free: usize) -> Result<Option<Charge>, CloseReason> {
         let Some(paid) = bytes.checked_sub(free).filter(|paid| *paid > 0) else { return Ok(None) };
         let Some(ledger) = self.ledger.clone() else { return Err(CloseReason::Slow) };
         let until = Instant::now() + self.shared.config.stall_max;
@@ -154,7 +160,7 @@ impl ClientConnection<'_> {
             let rest = self.outbox.get(self.sent..).unwrap_or_default();
             let part = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
             // SAFETY: the rest of the outbox is readable and ours.
-            match unsafe { net::send(self.fd.as_raw_fd(), &[part]) } {
+            match unsafe { self.send(&[part]) } {
                 Ok(count) => {
                     self.sent += count;
                     self.tally.sent_bytes += count as u64;
@@ -178,6 +184,20 @@ impl ClientConnection<'_> {
         self.outbox_held = None;
         self.sent = 0;
         Ok(())
+    }
+
+    /// Sends bytes at `parts` as far as the kernel takes them; returns how many. If it takes none, the
+    /// next call must begin with the same bytes.
+    ///
+    /// # Safety
+    /// As for [`net::send`].
+    pub(super) unsafe fn send(&mut self, parts: &[libc::iovec]) -> farfield_os::Result<usize> {
+        match &mut self.records {
+            // SAFETY: passed on to the caller.
+            Some(records) => unsafe { records.send(self.fd.as_raw_fd(), parts) },
+            // SAFETY: passed on to the caller.
+            None => unsafe { net::send(self.fd.as_raw_fd(), parts) },
+        }
     }
 
     /// Gives back the charge for sent descriptors once the client has received them. Returns false

@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod calls;
+mod encryption;
 mod greeting;
 mod link;
 mod perform;
@@ -28,6 +29,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::session::{ServerAction, ServerConversation};
 use farfield_core::wire::{self, ErrorCode, MessageHeader, RefuseCode, Request, WireError, WireRequest};
 use farfield_os::Errno;
+use farfield_tls::{AcceptError, PeerNames, RecordStream, SessionEntry};
 use greeting::greet;
 use link::GREETING_BYTES;
 use reads::{SendSlice, announce, read_bytes};
@@ -49,6 +51,8 @@ const BATCH_MAX: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Tcp,
+    /// TCP, with sealed records on it.
+    Tls,
     /// A Unix socket. The client is on this machine, so memory can be shared.
     Unix,
 }
@@ -64,6 +68,8 @@ pub(crate) enum CloseReason {
     Refused(RefuseCode),
     /// The received bytes do not follow the protocol.
     Broken(WireError),
+    /// The connection could not be encrypted.
+    Handshake(AcceptError),
     /// The client did not authenticate in time.
     Silent,
     /// The client does not read its answers.
@@ -81,6 +87,7 @@ impl std::fmt::Display for CloseReason {
             CloseReason::Bye => f.write_str("the client said bye"),
             CloseReason::Refused(code) => write!(f, "refused: {code:?}"),
             CloseReason::Broken(error) => write!(f, "no conversation: {error}"),
+            CloseReason::Handshake(error) => write!(f, "{error}"),
             CloseReason::Silent => f.write_str("the client did not say who it is"),
             CloseReason::Slow => f.write_str("a message did not arrive whole in time"),
             CloseReason::Stalled => f.write_str("the client does not take its answers"),
@@ -103,6 +110,12 @@ pub(crate) struct ClientConnection<'a> {
     number: u64,
     transport: Transport,
     address: PeerAddress,
+    /// Records of an encrypted connection, once it has keys.
+    records: Option<Box<RecordStream>>,
+    /// Names in the client's certificate.
+    names: PeerNames,
+    /// Entry of the session that this connection has begun: lanes can get keys as long as it lives.
+    tls_session: Option<SessionEntry>,
     conversation: ServerConversation,
     session: Option<Arc<ClientSession>>,
     /// Ledger that pays for this connection, once the client has authenticated.
@@ -111,6 +124,8 @@ pub(crate) struct ClientConnection<'a> {
     /// Charges for inbox and outbox beyond the size that every connection has.
     inbox_held: Option<Charge>,
     outbox_held: Option<Charge>,
+    /// Charge for the buffers of records.
+    records_held: Option<Charge>,
     /// Charge for descriptors that were sent and that the client has not received yet.
     under_way: Option<Charge>,
     /// Turns at the processors, of newcomers until the client has authenticated: a permit is held while
@@ -161,12 +176,16 @@ impl<'a> ClientConnection<'a> {
             number,
             transport,
             address,
+            records: None,
+            names: PeerNames::default(),
+            tls_session: None,
             conversation: ServerConversation::new(),
             session: None,
             ledger: None,
             held: None,
             inbox_held: None,
             outbox_held: None,
+            records_held: None,
             under_way: None,
             turn: WorkTurn::new(shared.budget.newcomers.clone()),
             message_since: None,
@@ -194,10 +213,15 @@ impl<'a> ClientConnection<'a> {
         self.turn.end();
         match &end {
             CloseReason::Refused(_) => self.tally.refused_connections += 1,
-            CloseReason::Broken(_) | CloseReason::Silent | CloseReason::Slow => self.tally.broken_connections += 1,
+            CloseReason::Broken(_) | CloseReason::Handshake(_) | CloseReason::Silent | CloseReason::Slow => {
+                self.tally.broken_connections += 1
+            }
             _ => {}
         }
-        if matches!(end, CloseReason::Refused(_) | CloseReason::Broken(_) | CloseReason::Bye) {
+        if matches!(
+            end,
+            CloseReason::Refused(_) | CloseReason::Broken(_) | CloseReason::Handshake(_) | CloseReason::Bye
+        ) {
             self.say_goodbye();
         }
         // Held until all is settled.
@@ -215,6 +239,9 @@ impl<'a> ClientConnection<'a> {
 
     fn serve(&mut self) -> Result<std::convert::Infallible, CloseReason> {
         let greeting_until = Instant::now() + self.shared.config.greeting_within;
+        if self.transport == Transport::Tls {
+            self.encrypt(greeting_until)?;
+        }
         let mut need = wire::HEADER_BYTES;
         loop {
             let until = (!self.conversation.is_open()).then_some(greeting_until);
@@ -257,7 +284,7 @@ impl<'a> ClientConnection<'a> {
                     }
                     ServerAction::Hello { hello, version, used } => {
                         self.turn.begin();
-                        let greeting = greet(self.shared, self.transport, self.address, &hello, version);
+                        let greeting = greet(self.shared, self.transport, self.address, &self.names, &hello, version);
                         at += used;
                         self.greeted(greeting)?;
                     }

@@ -56,7 +56,7 @@ impl ClientConnection<'_> {
         let find = |id| session.region(id).ok_or((ErrorCode::UnknownRegion, 0));
         let local = || match self.transport {
             Transport::Unix => Ok(()),
-            Transport::Tcp => Err((ErrorCode::Unsupported, 0)),
+            Transport::Tcp | Transport::Tls => Err((ErrorCode::Unsupported, 0)),
         };
         match *request {
             Request::Write { region, page, pages } => {

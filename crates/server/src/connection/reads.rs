@@ -8,9 +8,7 @@ use crate::store::{PresentPage, RegionReader};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::{self, ErrorCode, Request, WireError, WireRequest};
 use farfield_core::{PageId, RegionId};
-use farfield_os::net;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 /// Page bytes that are gathered before they are sent.
@@ -133,10 +131,14 @@ impl ClientConnection<'_> {
             self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
             total += len;
         }
-        // SAFETY: parts of the outbox are ours. Parts of layers are mapped for as long as the
+        // Parts of the outbox are ours. Parts of layers are mapped for as long as the
         // reader of the region lives, which the caller holds. If the owner changes them meanwhile,
         // it receives its own changes.
-        let mut sent = match unsafe { net::send(self.fd.as_raw_fd(), &self.vectors) } {
+        let vectors = core::mem::take(&mut self.vectors);
+        // SAFETY: as just said, all parts are readable.
+        let result = unsafe { self.send(&vectors) };
+        self.vectors = vectors;
+        let mut sent = match result {
             Ok(sent) => sent,
             Err(errno) if errno.is_transient() => 0,
             Err(errno) => return Err(lost(errno)),

@@ -12,3 +12,4 @@ mod locks;
 mod mirrors;
 mod rejoin;
 mod service;
+mod tls;

@@ -30,7 +30,7 @@ impl ServerKey {
     pub(super) fn checked(url: &str, token: Vec<u8>) -> anyhow::Result<ServerKey> {
         anyhow::ensure!(
             servers_of(url).eq([url]),
-            "{url}: only servers at tcp://HOST:PORT, unix:PATH and shm:PATH are asked"
+            "{url}: only servers at tcp://HOST:PORT, tls://HOST:PORT, unix:PATH and shm:PATH are asked"
         );
         ServerView::open(url, token.clone(), None)?;
         Ok(ServerKey { url: url.to_owned(), token, uid: None })

@@ -1,5 +1,6 @@
 //! A client that says exactly what a test wants said, and a server to say it to.
 
+pub(crate) mod certificates;
 pub(crate) mod functions;
 mod list;
 
