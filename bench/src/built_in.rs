@@ -98,6 +98,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/share/social.toml"),
         include_str!("../experiments/share/steal.toml"),
         include_str!("../experiments/wickit/list.toml"),
+        include_str!("../experiments/wickit/map-far-index.toml"),
         include_str!("../experiments/wickit/latency.toml"),
         include_str!("../experiments/wickit/client.toml"),
         include_str!("../experiments/wickit/plain.toml"),

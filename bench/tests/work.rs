@@ -375,9 +375,10 @@ fn applications_that_share_memory() {
 
 #[test]
 fn remote_objects() {
-    let (_, phases) =
-        work(&["remote", "--data-mib", "1", "--ops", "20000", "--in-flight", "32", "--peer", "loopback:"]);
-    assert_eq!(phases, ["fill", "get"]);
+    let words = ["remote", "--data-mib", "4", "--ops", "20000", "--in-flight", "32"];
+    let expected = work(&[&words[..], &["--peer", "loopback:"]].concat());
+    assert_eq!(expected.1, ["fill", "get"]);
+    assert_eq!(work(&[&words[..], &["--near", "1048576", "--pool", "ram:"]].concat()), expected, "in a map");
 }
 
 /// What others are told of the trips: pandas and Polars say the same of them, where a Python that has them is named.
