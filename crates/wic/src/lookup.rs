@@ -3,6 +3,7 @@
 use crate::access::Bytes;
 use crate::{Fault, Function, Place};
 use farfield_core::heap::FlatBucket;
+use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
 
 /// Looks keys up.
@@ -51,6 +52,11 @@ impl Function for Lookup {
 
     async fn run<P: Place>(place: &P, batch: LookupBatch) -> Result<LookupReply, Fault> {
         let key_bytes = batch.key_bytes as usize;
+        // What is found is kept until the end.
+        let bytes = (batch.pages.len() as u64).saturating_mul(batch.value_bytes.into());
+        if bytes > CallBody::ANSWER_BYTES_MAX as u64 {
+            return Err(Fault::TooLong { bytes });
+        }
         let mut reply = LookupReply { outcomes: Vec::with_capacity(batch.pages.len()), values: Bytes(Vec::new()) };
         for (index, (page, hash)) in batch.pages.iter().enumerate() {
             let fault = Fault::OutOfRange { offset: *page };
@@ -121,6 +127,9 @@ mod tests {
         assert!(is_out_of_range(run(batch(vec![(2 * PAGE_BYTES as u64 - 2100, u32::MAX)], &[[1; 4]]))));
         let large = LookupBatch { key_bytes: u32::MAX, ..batch(vec![(0, 1)], &[[1; 4]]) };
         assert!(is_out_of_range(run(large)));
+        // No batch makes a server keep more than an answer has.
+        let many = LookupBatch { value_bytes: 1000, ..batch(vec![(0, u32::MAX); 66], &[[1; 4]; 66]) };
+        assert!(matches!(run(many), Err(Stop::Fault(Fault::TooLong { bytes: 66_000 }))));
         // A page of nonsense has no such key.
         let reply = run(batch(vec![(0, u32::MAX)], &[[1; 4]])).unwrap();
         assert_eq!(reply.outcomes, [LookupOutcome::Next]);
