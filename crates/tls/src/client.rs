@@ -2,15 +2,16 @@
 
 use crate::keys::{EXPORTER_LABEL, EncryptionSecret, SECRET_BYTES};
 use crate::server::WELCOME_BYTES;
+use crate::socket::Socket;
 use crate::{CertificateFileError, ConnectionKeys, EncryptionError, pem};
-use farfield_os::{Errno, net};
+use farfield_os::Errno;
 use ring::digest;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, OtherError, SignatureScheme};
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -201,38 +202,6 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Socket, as rustls uses one.
-pub(crate) struct Socket(pub(crate) i32);
-
-fn io_error(errno: Errno) -> io::Error {
-    io::Error::from_raw_os_error(errno.0)
-}
-
-impl io::Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: the bytes are readable.
-        unsafe { net::send(self.0, &[part]) }.map_err(io_error)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Socket {
-    /// Receives what has arrived, as far as there is room.
-    pub(crate) fn receive(&self, into: &mut [u8]) -> Result<usize, Errno> {
-        let part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        // SAFETY: the bytes are writable, and borrowed alone.
-        unsafe { net::receive(self.0, &[part]) }
-    }
-}
-
-pub(crate) fn errno_of(error: &io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// Checks whether these first bytes begin a TLS record; `None` if there are too few.
 pub(crate) fn is_tls(bytes: &[u8]) -> Option<bool> {
     let [kind, version, ..] = bytes else { return None };
@@ -273,13 +242,8 @@ impl SessionHandshake {
     pub fn advance(&mut self, fd: i32) -> Result<Option<(EncryptionSecret, ConnectionKeys)>, EncryptionError> {
         let mut socket = Socket(fd);
         loop {
-            while self.tls.wants_write() {
-                match self.tls.write_tls(&mut socket) {
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(EncryptionError::Os(errno_of(&error))),
-                }
+            if !socket.send_from(&mut self.tls)? {
+                return Ok(None);
             }
             match self.tls.reader().read(&mut self.welcome[self.received..]) {
                 Ok(got) if got > 0 => self.received += got,
@@ -313,17 +277,7 @@ impl SessionHandshake {
             joined = std::mem::take(&mut self.first);
             bytes = &joined;
         }
-        while !bytes.is_empty() {
-            if self.tls.read_tls(&mut bytes).is_err() {
-                return Err(EncryptionError::HungUp);
-            }
-            if let Err(error) = self.tls.process_new_packets() {
-                // The alert tells the server why; whether it arrives does not matter.
-                let _ = self.tls.write_tls(socket);
-                return Err(error.into());
-            }
-        }
-        Ok(())
+        socket.give(bytes, &mut self.tls)
     }
 
     fn finish(&mut self) -> Result<(EncryptionSecret, ConnectionKeys), EncryptionError> {

@@ -18,6 +18,7 @@ mod lane;
 mod pem;
 mod record;
 mod server;
+mod socket;
 
 pub use client::{ClientFiles, Connector, KeyPin, SessionHandshake};
 pub use error::{CertificateFileError, EncryptionError};

@@ -1,8 +1,9 @@
 //! Server's side: who arrives, and with which keys.
 
-use crate::client::{PROTOCOL, Socket, errno_of, is_tls, pair_error, provider};
+use crate::client::{PROTOCOL, is_tls, pair_error, provider};
 use crate::keys::{EXPORTER_LABEL, EncryptionSecret, NONCE_BYTES, SECRET_BYTES, SESSION_ID_BYTES};
 use crate::lane::{LaneHello, MAGIC, REPLY_BYTES, REQUEST_BYTES, encode_reply};
+use crate::socket::{Socket, errno_of};
 use crate::{CertificateFileError, EncryptionError, RecordStream, pem};
 use farfield_os::{Errno, serving};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
@@ -215,7 +216,7 @@ impl ArrivalHandshake {
                         Some(true) => {
                             let tls = ServerConnection::new(acceptor.config()).map_err(EncryptionError::from)?;
                             let mut tls = Box::new(tls);
-                            take(&mut tls, bytes, &mut socket)?;
+                            socket.give(bytes, &mut tls)?;
                             self.stage = Stage::Session(tls);
                         }
                         Some(false) if !MAGIC.starts_with(&bytes[..bytes.len().min(MAGIC.len())]) => {
@@ -229,7 +230,7 @@ impl ArrivalHandshake {
                     }
                 }
                 Stage::Session(tls) => {
-                    if !write(tls, &mut socket)? {
+                    if !socket.send_from(tls)? {
                         return Ok(None);
                     }
                     if !tls.is_handshaking() {
@@ -238,10 +239,10 @@ impl ArrivalHandshake {
                     }
                     let mut bytes = [0; 4096];
                     let Some(got) = receive(&socket, &mut bytes)? else { return Ok(None) };
-                    take(tls, &bytes[..got], &mut socket)?;
+                    socket.give(&bytes[..got], tls)?;
                 }
                 Stage::Welcoming { tls, accepted } => {
-                    if !write(tls, &mut socket)? {
+                    if !socket.send_from(tls)? {
                         return Ok(None);
                     }
                     return Ok(accepted.take().map(|accepted| *accepted));
@@ -282,34 +283,6 @@ fn receive(socket: &Socket, into: &mut [u8]) -> Result<Option<usize>, AcceptErro
             Err(errno) => return Err(EncryptionError::Os(errno).into()),
         }
     }
-}
-
-/// Sends what rustls has to send. Returns false if the kernel does not take all of it now.
-fn write(tls: &mut ServerConnection, socket: &mut Socket) -> Result<bool, AcceptError> {
-    while tls.wants_write() {
-        match tls.write_tls(socket) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(EncryptionError::Os(errno_of(&error)).into()),
-        }
-    }
-    Ok(true)
-}
-
-/// Gives received bytes to rustls.
-fn take(tls: &mut ServerConnection, mut bytes: &[u8], socket: &mut Socket) -> Result<(), AcceptError> {
-    while !bytes.is_empty() {
-        if tls.read_tls(&mut bytes).is_err() {
-            return Err(EncryptionError::HungUp.into());
-        }
-        if let Err(error) = tls.process_new_packets() {
-            // The alert tells the client why.
-            let _ = write(tls, socket);
-            return Err(EncryptionError::from(error).into());
-        }
-    }
-    Ok(())
 }
 
 /// Enters the session of a finished handshake into the table, and has rustls say its name.
