@@ -19,6 +19,13 @@ struct OpenWaits<T, M> {
     slots: HashMap<u64, Arc<WaitSlot<T, M>>>,
 }
 
+impl<T, M> OpenWaits<T, M> {
+    fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
 /// Where an answer arrives.
 pub(crate) struct WaitSlot<T, M = ()> {
     /// Node that answers. It changes under the lock of the table.
@@ -44,17 +51,14 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
     pub(crate) fn expect(&self, node: NodeId, cause: WaitCause, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
         let slot = Arc::new(WaitSlot::new(node, cause, about));
         let mut waits = self.lock();
-        waits.last += 1;
-        let number = waits.last;
+        let number = waits.next_number();
         waits.slots.insert(number, slot.clone());
         (number, slot)
     }
 
     /// Returns the number of a wait that is over before it begins.
     pub(crate) fn number(&self) -> u64 {
-        let mut waits = self.lock();
-        waits.last += 1;
-        waits.last
+        self.lock().next_number()
     }
 
     /// Returns where the answer of this number belongs, once.
