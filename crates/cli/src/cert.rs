@@ -114,10 +114,11 @@ fn write(folder: &Path, name: &str, issued: &Issued, replace: bool) -> anyhow::R
         // A file of before may be open to others, or be read right now: a new one takes its place.
         let fresh = path.with_extension("new");
         let written = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            std::fs::rename(&fresh, path)
+            let moved = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&fresh, path));
+            // What is half written would be in the way of the next attempt.
+            moved.inspect_err(|_| drop(std::fs::remove_file(&fresh)))
         });
-        written.with_context(|| format!("cannot write {}", path.display()))?;
+        written.with_context(|| format!("cannot write {} by way of {}", path.display(), fresh.display()))?;
     }
     Ok(paths)
 }
