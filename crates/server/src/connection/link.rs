@@ -35,7 +35,6 @@ impl ClientConnection<'_> {
         loop {
             let free = self.inbox.get_mut(self.unread.end..).unwrap_or_default();
             let part = libc::iovec { iov_base: free.as_mut_ptr().cast(), iov_len: free.len() };
-            // The free part of the inbox is ours alone.
             let received = match &mut self.records {
                 // SAFETY: the free part of the inbox is ours alone.
                 Some(records) => unsafe { records.receive(self.fd.as_raw_fd(), &[part]) },
