@@ -108,13 +108,13 @@ fn rates_are_those_since_the_last_notice_and_the_view_ends_with_the_heap() {
         view["heaps"][0].clone()
     };
     let first = next();
-    assert_eq!((&first["misses_per_s"], &first["alive"]), (&serde_json::json!(0.0), &serde_json::json!(true)));
+    assert_eq!(first["alive"], true);
     let misses = |heap: &serde_json::Value| heap["counters"]["misses"].as_u64().unwrap();
     let (mut before, mut now) = (first.clone(), first);
     until("there is a rate", || {
         read_all(&values[..1000]);
         before = std::mem::replace(&mut now, next());
-        now["misses_per_s"] != 0.0
+        misses(&now) > misses(&before)
     });
     let seconds = (misses(&now) - misses(&before)) as f64 / now["misses_per_s"].as_f64().unwrap();
     assert!(seconds > 0.2, "{seconds} s between two notices");

@@ -41,6 +41,11 @@ pub mod space;
 mod stats;
 pub mod task;
 
+// Tests within this crate wait as those outside of it do.
+#[cfg(test)]
+#[path = "../tests/common/budget.rs"]
+mod test_budget;
+
 pub use bytemuck::Pod;
 pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
 pub use collections::{

@@ -572,6 +572,7 @@ impl FarCopy {
 mod tests {
     //! Guards against units that are lost on their way, read wrongly, or not given back.
     use super::*;
+    use crate::test_budget::assert_in_budget;
     use crate::{Plane, Verify};
     use farfield_wic::columns::{Copied, CopyBytes};
 
@@ -629,7 +630,7 @@ mod tests {
                 }
             }
             drop(scope);
-            assert!(heap.stats().near_bytes <= 2 << 20);
+            assert_in_budget(&heap);
             for (first, units, unit_pages) in runs {
                 // SAFETY: our run, whose units were made; nobody uses them.
                 unsafe {

@@ -41,7 +41,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(value: &T, twin: impl Serialize, 
     let other = heap_on(Plane::Hybrid, "seed=3", MIB);
     let restored: T = other.restore(|| postcard::from_bytes(&binary)).unwrap();
     check(&other, &restored);
-    assert_in_budget(other.stats());
+    assert_in_budget(&other);
     // What was restored can be written again.
     assert!(postcard::to_stdvec(&restored).unwrap() == binary);
     drop(restored);
@@ -246,7 +246,7 @@ fn planes_read_what_planes_have_written() {
             let target = heap_on(plane, "seed=2", 2 * MIB);
             let restored: Everything = target.restore(|| postcard::from_bytes(&binary)).unwrap();
             restored.check(&target);
-            assert_in_budget(target.stats());
+            assert_in_budget(&target);
             drop(restored);
             assert_eq!((target.stats().pinned_bytes, target.stats().lost_values), (0, 0));
             target.verify();

@@ -1,11 +1,13 @@
 //! What tests of the heap share.
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test file uses a part")]
 
+pub(crate) mod budget;
 pub(crate) mod run;
 pub(crate) mod task;
 pub(crate) mod twin;
 
-use farfield::{Builder, Heap, Plane, Stats};
+pub(crate) use budget::assert_in_budget;
+use farfield::{Builder, Heap, Plane};
 pub(crate) use fastrand::Rng;
 pub(crate) use run::{Over, is_deep, seed};
 
@@ -34,9 +36,4 @@ pub(crate) fn builder() -> Builder {
 /// A paranoid heap with so many MiB near.
 pub(crate) fn heap(near_mib: u64) -> Heap {
     builder().near(near_mib * MIB).near_max(near_mib * MIB).far(1 << 30).paranoid(true).build().unwrap()
-}
-
-/// The heap holds to its budget.
-pub(crate) fn assert_in_budget(stats: Stats) {
-    assert!(stats.near_bytes <= stats.near_limit_bytes, "{stats:?}");
 }

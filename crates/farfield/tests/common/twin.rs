@@ -45,13 +45,13 @@ pub(crate) fn random_steps<T: Twin>(near_percent: u64, few: u64) -> Stats {
             for _ in 0..steps(few) / 2 / looks() {
                 twin.step(&heap, &mut random);
             }
-            assert_in_budget(heap.stats());
+            assert_in_budget(&heap);
             heap.verify();
         }
         twin.compare(&heap);
     }
     let stats = heap.stats();
-    assert_in_budget(stats);
+    assert_in_budget(&heap);
     assert_eq!(stats.misses > 0, near_percent < 100, "{stats:?}");
     drop(twin);
     heap.verify();
@@ -83,7 +83,7 @@ pub(crate) fn random_steps_of_threads<T: Twin>(few: u64) {
     });
     heap.verify();
     let stats = heap.stats();
-    assert_in_budget(stats);
+    assert_in_budget(&heap);
     assert!(stats.misses > 0 && stats.lost_values == 0, "{stats:?}");
 }
 

@@ -213,7 +213,7 @@ fn counts_are_in_the_budget_and_go() {
     let others = values.clone();
     let tables = heap.stats().table_bytes - before;
     assert!((10_000 * 17..10_000 * 80).contains(&tables), "{tables}");
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     drop(others);
     assert!(heap.stats().table_bytes < before + 20_000, "{:?}", heap.stats());
     heap.verify();
@@ -331,7 +331,7 @@ fn random_steps(near_percent: u64) {
     different.sort_unstable();
     different.dedup();
     assert_eq!(alive.load(Ordering::Relaxed), different.len() as i64);
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     heap.verify();
     drop((table, shelf));
     assert_eq!((alive.load(Ordering::Relaxed), heap.stats().lost_values), (0, 0));

@@ -29,7 +29,7 @@ fn in_tasks<'env, F: Future<Output = ()> + 'env>(heap: &'env Heap, tasks: u64, w
         executor.block_on(handle).unwrap();
     }
     drop(executor);
-    assert_in_budget(heap.stats());
+    assert_in_budget(heap);
     heap.verify();
 }
 

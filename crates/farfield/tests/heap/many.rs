@@ -76,7 +76,7 @@ fn batches_are_in_order_whatever_is_near() {
         }
     }
     assert!(heap.get_many(&heap.enter(), &values[..0]).unwrap().is_empty());
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     heap.verify();
 }
 
@@ -184,7 +184,7 @@ fn look_ups_are_in_order_whatever_is_near() {
             }
         }
         assert!(heap.stats().misses > 100, "{:?}", heap.stats());
-        assert_in_budget(heap.stats());
+        assert_in_budget(&heap);
         heap.verify();
     }
 }
@@ -317,7 +317,7 @@ fn pinned_values_do_not_move() {
         for (index, (pin, address)) in pins.iter().zip(addresses).enumerate() {
             assert_eq!((**pin, &raw const **pin), ([(first + index * 500) as u64; 8], address));
         }
-        assert_in_budget(heap.stats());
+        assert_in_budget(&heap);
     }
     assert_eq!(heap.stats().pinned_bytes, 0);
     let before = heap.stats().misses;

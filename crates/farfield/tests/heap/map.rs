@@ -338,7 +338,7 @@ fn the_index_is_in_the_budget() {
         let before = heap.stats().table_bytes;
         let map = FarMap::<u64, u64>::builder().index(index).build(&heap).unwrap();
         let error = (0..100_000).find_map(|number| map.insert(&heap.enter(), number, number).err());
-        common::assert_in_budget(heap.stats());
+        common::assert_in_budget(&heap);
         let tables = heap.stats().table_bytes - before;
         // Handles are near, too, and stay: up to a quarter of the budget.
         let handles = if common::plane() == farfield::Plane::Page { 0 } else { MIB / 4 };
@@ -423,7 +423,7 @@ fn threads_put_get_and_remove(near_mib: u64, index: Index, rounds: u64) {
     let mut met = 0;
     map.for_each(&mut heap.enter(), |_, _| met += 1).unwrap();
     assert_eq!(met, map.len());
-    common::assert_in_budget(heap.stats());
+    common::assert_in_budget(&heap);
     drop(map);
     heap.verify();
 }

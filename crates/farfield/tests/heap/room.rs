@@ -50,7 +50,7 @@ fn a_scope_holds_units(near_mib: u64, unit: usize, kept: bool, random: &mut Rng)
             units.clear();
         }
     }
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     drop((singles, units));
     heap.verify();
 }
@@ -107,7 +107,7 @@ fn values_whose_tables_have_no_room_are_refused() {
         }
     };
     assert!(matches!(error, FarError::TablesFull { .. }), "{error:?}");
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     assert!(values.len() > 2000, "{}", values.len());
     for (index, value) in values.iter().enumerate().step_by(97) {
         assert_eq!(value.get(&heap.enter()).unwrap()[16 * PAGE - 1], index as u8);

@@ -1,13 +1,13 @@
 //! Far memory in a tokio program. Dangers: a wake-up that a foreign scheduler misses, a value that leaves when its task changes threads,
 //! tokio's threads waiting for each other through the heap.
 
-use crate::common::{MIB, Rng, builder, seed};
+use crate::common::{MIB, Rng, assert_in_budget, builder, seed};
 use farfield::{FarBox, FarMap, FarVec, Heap};
 use futures_util::TryStreamExt;
 use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet, spawn_local, yield_now};
 
@@ -112,11 +112,7 @@ fn tasks_on_many_threads_look_things_up_and_pin() {
     let stats = heap.stats();
     assert!(stats.misses > 1000 && stats.pinned_bytes == 0, "{stats:?}");
     // The threads were more tables; what has to leave for them leaves soon.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while heap.stats().near_bytes > heap.stats().near_limit_bytes {
-        assert!(Instant::now() < deadline, "{:?}", heap.stats());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    assert_in_budget(&heap);
     drop((values, map));
     heap.verify();
 }

@@ -67,7 +67,7 @@ fn overwritten_pages_never_show_old_contents() {
         }
         let stats = heap.stats();
         vacant_most = vacant_most.max(stats.vacant_pages);
-        assert_in_budget(stats);
+        assert_in_budget(&heap);
         heap.verify();
     }
     for (number, value) in &values {

@@ -265,7 +265,7 @@ fn whole_vectors<T: Element>() {
         twin.compare(&heap);
         assert!(!twin.far.contains(&mut heap.enter(), &T::new(8)).unwrap());
         drop(twin);
-        assert_in_budget(heap.stats());
+        assert_in_budget(&heap);
         heap.verify();
     }
 }
@@ -349,7 +349,7 @@ fn elements_larger_than_a_segment() {
     }
     assert_eq!(number, 100);
     drop(scope);
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     drop(vec);
     heap.verify();
 }
@@ -775,7 +775,7 @@ fn threads_share_a_vector() {
         let handles: Vec<_> = (0..4).map(|thread| threads.spawn(work(thread))).collect();
         handles.into_iter().for_each(|handle| handle.join().unwrap());
     });
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     heap.verify();
 }
 

@@ -261,7 +261,7 @@ fn cells_are_in_the_budget_and_go() {
     let weak: Vec<_> = values.iter().map(FarArc::downgrade).collect();
     let tables = heap.stats().table_bytes - before;
     assert!((10_000 * 48..10_000 * 180).contains(&tables), "{tables}");
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     drop(weak);
     // One pointer at a time, each to another value: the table does not grow with their number.
     for round in 0..3 {
@@ -464,7 +464,7 @@ fn random_steps(near_percent: u64) {
     different.dedup();
     assert_eq!(alive.load(Ordering::Relaxed), different.len() as i64);
     assert!(heap.stats().written_pages > 0 || near_percent == 100);
-    assert_in_budget(heap.stats());
+    assert_in_budget(&heap);
     heap.verify();
     drop(table);
     assert_eq!((alive.load(Ordering::Relaxed), heap.stats().lost_values), (0, 0));

@@ -1,6 +1,6 @@
 //! Objects are what was put into them, wherever they are, and live exactly as long as something leads to them.
 
-use crate::common::{MIB, far_heap, heaps};
+use crate::common::{MIB, assert_in_budget, far_heap, heaps};
 use farfield_gc::{Atom, Bytes, FarObject, GcHeap, Ref, WeakRef};
 
 #[derive(FarObject, Default)]
@@ -123,7 +123,7 @@ fn a_list_that_is_mostly_far_is_walked_and_collected() {
     drop(head);
     gc.collect().unwrap();
     assert_eq!(gc.stats().live_objects, 0);
-    assert!(heap.stats().near_bytes <= MIB);
+    assert_in_budget(&heap);
     drop(gc);
     heap.verify();
 }

@@ -1,8 +1,11 @@
 //! Test support: heaps, and how tests run.
 
+#[path = "../../../farfield/tests/common/budget.rs"]
+mod budget;
 #[path = "../../../farfield/tests/common/run.rs"]
 mod run;
 
+pub(crate) use budget::assert_in_budget;
 use farfield::Heap;
 use farfield_gc::GcHeap;
 pub(crate) use run::{Over, is_deep, seed};

@@ -1,6 +1,6 @@
 //! Random operations on a graph, and on a model of it outside of the heap. Tests of servers, which are elsewhere, share it.
 
-use crate::common::{MIB, seed};
+use crate::common::{MIB, assert_in_budget, seed};
 use farfield::Heap;
 use farfield_gc::{Atom, Bytes, FarObject, FarTracing, Gc, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
 
@@ -293,7 +293,7 @@ pub(crate) fn run_in(heap: Heap, cycles: Cycles, limit_mib: u64, size: Size, thr
     let (stats, far) = (gc.stats(), heap.stats());
     println!("{stats:?} {} misses", far.misses);
     assert!(stats.collections > 4 && stats.given_up == 0 && stats.used_bytes <= limit_mib * MIB);
-    assert!(far.near_bytes <= far.near_limit_bytes, "{far:?}");
+    assert_in_budget(&heap);
     model.into_inner().unwrap().roots.clear();
     gc.collect().unwrap();
     assert_eq!(gc.verify().unwrap().allocated, 0);

@@ -18,6 +18,6 @@ fn the_ported_program_reports_the_same() {
     assert_eq!(String::from_utf8(far).unwrap(), String::from_utf8(plain).unwrap());
     let stats = heap.stats();
     assert!(stats.misses > 1000, "{stats:?}");
-    assert_in_budget(stats);
+    assert_in_budget(&heap);
     heap.verify();
 }
