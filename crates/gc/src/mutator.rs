@@ -782,18 +782,19 @@ impl<'gc> Mutator<'gc> {
         if self.fill_reserve(need, u64::MAX) {
             return Ok(());
         }
-        if let Some(running) = self.heap.cycles.running() {
-            // Whether that has freed enough is what counts.
-            let _ = self.wait_for_cycle(running);
+        // The cycle that runs may have begun before the last garbage was made, and the next one finds
+        // that beside the other mutators. Everybody is stopped when neither has helped.
+        let mut collected = Ok(());
+        for mode in [None, Some(CycleMode::Concurrent), Some(CycleMode::Stopped)] {
+            let cycles = &self.heap.cycles;
+            let Some(number) = mode.map_or_else(|| cycles.running(), |mode| Some(cycles.request(mode))) else {
+                continue;
+            };
+            collected = self.wait_for_cycle(number);
+            // What is there is enough, though perhaps nothing could be collected.
             if self.fill_reserve(need, u64::MAX) {
                 return Ok(());
             }
-        }
-        let last_resort = self.heap.cycles.request(CycleMode::Stopped);
-        let collected = self.wait_for_cycle(last_resort);
-        // What is there is enough, though perhaps nothing could be collected.
-        if self.fill_reserve(need, u64::MAX) {
-            return Ok(());
         }
         // Nobody can collect what is wanted, so nobody waits for it again.
         self.allocation.get_mut().wanted = 0;

@@ -15,7 +15,7 @@ pub(crate) struct Pacing {
 /// Part of the limit that is kept at least, and at most.
 const HEADROOM_PARTS: (u64, u64) = (16, 2);
 
-/// Part of the limit that is allocated between two cycles near the limit, at least.
+/// Part of the limit that is allocated from one snapshot to the next, at least.
 const GARBAGE_PART: u64 = 32;
 
 /// Pages that are allocated between two cycles at least, as long as half of the limit is free: 8 MiB.
@@ -45,7 +45,9 @@ impl Pacing {
         };
         let headroom = headroom.clamp(limit / HEADROOM_PARTS.0, limit / HEADROOM_PARTS.1);
         self.headroom.store(headroom, Ordering::Relaxed);
-        let latest = (limit - headroom).max(used + limit / GARBAGE_PART).min(limit);
+        // What was allocated during the last cycle may be garbage now.
+        let more = (limit / GARBAGE_PART).saturating_sub(allocated);
+        let latest = (limit - headroom).max(used + more).min(limit);
         self.due.store(due(used, latest, limit), Ordering::Relaxed);
     }
 
@@ -83,6 +85,11 @@ mod tests {
         assert_eq!(pacing.due(), 2600);
         pacing.plan(CycleMode::Concurrent, 0, 0, 3200);
         assert_eq!(pacing.due(), 3000);
+        // The heap is almost full of what was made during the last cycle.
+        pacing.plan(CycleMode::Concurrent, 900, 3150, 3200);
+        assert_eq!(pacing.due(), 3150);
+        pacing.plan(CycleMode::Concurrent, 40, 3150, 3200);
+        assert_eq!(pacing.due(), 3200);
         pacing.retry_later(3150, 3200);
         assert_eq!(pacing.due(), 3200);
     }
