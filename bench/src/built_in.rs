@@ -81,6 +81,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/kmeans.toml"),
         include_str!("../experiments/paging/linpack.toml"),
         include_str!("../experiments/paging/overhead.toml"),
+        include_str!("../experiments/paging/people.toml"),
         include_str!("../experiments/paging/threads.toml"),
         include_str!("../experiments/paging/traces.toml"),
         include_str!("../experiments/paging/write.toml"),

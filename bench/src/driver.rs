@@ -152,8 +152,7 @@ fn run_point(
     point: Point,
 ) -> Result<PointResult> {
     let workload = workload(&point)?;
-    let (program, name) = workload.make(scratch)?;
-    let mut words: Vec<String> = name.into_iter().map(String::from).collect();
+    let (program, mut words) = workload.make(scratch)?;
     words.extend(arguments(&point, line.seed));
     let job = Job {
         workload,
@@ -183,7 +182,7 @@ fn run_point(
                 continue;
             }
             line.machine.warm(job.data_bytes)?;
-            let sample = ensure_possible(&point).and_then(|()| contender::known(name)?.sample(&job));
+            let sample = ensure_possible(&job, &point).and_then(|()| contender::known(name)?.sample(&job));
             match sample {
                 // Whoever is no program of ours says nothing of what it read.
                 Ok(sample)
@@ -236,9 +235,10 @@ fn run_point(
     })
 }
 
-/// Real data is not part of the project, and DataFusion not of every build.
-fn ensure_possible(point: &Point) -> Result<()> {
-    if workload(point)?.name == "sql" && !cfg!(feature = "sql") {
+/// Programs of others are not on every machine, real data is not part of the project, and DataFusion not of every build.
+fn ensure_possible(job: &Job<'_>, point: &Point) -> Result<()> {
+    job.workload.ensure_installed(job.program, job.arguments)?;
+    if job.workload.name == "sql" && !cfg!(feature = "sql") {
         return Err(unavailable("this harness was built without SQL", "build farfield-bench with --features sql"));
     }
     if number(point, "real").is_ok_and(|real| real == 1) && std::env::var_os(REAL_DATA).is_none() {

@@ -1,6 +1,8 @@
-//! The workload programs. Those for paging are plain C, compiled with the system's compiler, told apart from Farfield entirely;
-//! those for the far heap are in Rust, in the program `farfield-work` (`bench/work`) beside this one.
+//! The workload programs. Those for paging are plain C, compiled with the system's compiler, or scripts around programs that
+//! people run, and know nothing of Farfield; those for the far heap are in Rust, in the program `farfield-work` (`bench/work`)
+//! beside this one.
 
+use crate::swap::unavailable;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,9 +26,35 @@ pub struct Workload {
 enum Program {
     /// This source in C.
     C(&'static str),
+    /// This script, read by an interpreter.
+    Script(&'static Script),
     /// `farfield-work`, which knows it by its name.
     Rust,
 }
+
+/// A source that an interpreter reads.
+#[derive(PartialEq, Eq)]
+struct Script {
+    /// Name of the file.
+    file: &'static str,
+    text: &'static str,
+    interpreter: &'static str,
+    /// The environment variable that names another interpreter.
+    variable: &'static str,
+}
+
+const PEOPLE_PY: Script = Script {
+    file: "people.py",
+    text: include_str!("../workloads/people.py"),
+    interpreter: "python3",
+    variable: "FARFIELD_PYTHON",
+};
+const PEOPLE_JS: Script = Script {
+    file: "people.js",
+    text: include_str!("../workloads/people.js"),
+    interpreter: "node",
+    variable: "FARFIELD_NODE",
+};
 
 macro_rules! c {
     ($name:literal, $phase:literal, $unit:literal) => {
@@ -43,6 +71,10 @@ const fn rust(name: &'static str, phase: &'static str, unit: &'static str) -> Wo
     Workload { name, program: Program::Rust, phase, unit }
 }
 
+const fn people(name: &'static str, script: &'static Script, unit: &'static str) -> Workload {
+    Workload { name, program: Program::Script(script), phase: "use", unit }
+}
+
 const WORKLOADS: &[Workload] = &[
     c!("random", "access", "access"),
     c!("scan", "scan", "page"),
@@ -56,6 +88,13 @@ const WORKLOADS: &[Workload] = &[
     c!("wordcount", "count", "word"),
     c!("calls", "read", "call"),
     c!("probe", "signal_fault", "page"),
+    people("numpy", &PEOPLE_PY, "product"),
+    people("pandas", &PEOPLE_PY, "row"),
+    people("python", &PEOPLE_PY, "look-up"),
+    people("sqlite", &PEOPLE_PY, "query"),
+    people("redis", &PEOPLE_PY, "get"),
+    people("sort", &PEOPLE_PY, "line"),
+    people("node", &PEOPLE_JS, "look-up"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
     rust("words", "scan", "word"),
@@ -195,9 +234,16 @@ impl Workload {
     }
 
     /// Makes the program, in `folder` if it must be compiled; says where it is, and the words that it begins with.
-    pub fn make(&self, folder: &Path) -> Result<(PathBuf, Option<&'static str>)> {
+    pub fn make(&self, folder: &Path) -> Result<(PathBuf, Vec<String>)> {
         match self.program {
-            Program::C(source) => Ok((self.compile(source, folder)?, None)),
+            Program::C(source) => Ok((self.compile(source, folder)?, Vec::new())),
+            Program::Script(script) => {
+                fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+                let file = folder.join(script.file);
+                fs::write(&file, script.text)?;
+                let words = vec![file.to_string_lossy().into_owned(), self.name.to_owned()];
+                Ok((script.interpreter(), words))
+            }
             Program::Rust => {
                 let this = std::env::current_exe().context("cannot find this program")?;
                 let program = this.with_file_name("farfield-work");
@@ -205,9 +251,23 @@ impl Workload {
                     program.is_file(),
                     "there is no farfield-work beside this program; build it: cargo build --release -p farfield-bench"
                 );
-                Ok((program, Some(self.name)))
+                Ok((program, vec![self.name.to_owned()]))
             }
         }
+    }
+
+    /// Checks that this machine has what a script around other programs needs. `words` are those
+    /// of [`Workload::make`], and any others.
+    pub(crate) fn ensure_installed(&self, program: &Path, words: &[String]) -> Result<()> {
+        let Program::Script(script) = self.program else { return Ok(()) };
+        let remedy = || format!("install it, or name another {} in {}", script.interpreter, script.variable);
+        let output = Command::new(program).args(words).arg("--check").output();
+        let output = output.map_err(|error| unavailable(format!("no {}: {error}", program.display()), remedy()))?;
+        if !output.status.success() {
+            let missing = String::from_utf8_lossy(&output.stderr);
+            return Err(unavailable(format!("{} misses {}", self.name, missing.trim()), remedy()));
+        }
+        Ok(())
     }
 
     fn compile(&self, text: &str, folder: &Path) -> Result<PathBuf> {
@@ -232,6 +292,12 @@ impl Workload {
     }
 }
 
+impl Script {
+    fn interpreter(&self) -> PathBuf {
+        std::env::var_os(self.variable).unwrap_or_else(|| self.interpreter.into()).into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,12 +318,18 @@ mod tests {
     }
 
     #[test]
-    fn programs_in_c_find_what_they_wrote_and_the_same_each_time() {
+    fn programs_find_what_they_wrote_and_the_same_each_time() {
         let folder = std::env::temp_dir().join(format!("farfield-bench-workload-{}", std::process::id()));
         for workload in WORKLOADS.iter().filter(|workload| !workload.knows_heaps()) {
-            let (program, _) = workload.make(&folder).unwrap();
-            let arguments = "--data-mib 16 --ops 1000 --passes 2 --seed 7".split(' ');
-            let run = || Command::new(&program).args(arguments.clone()).output().unwrap();
+            let (program, words) = workload.make(&folder).unwrap();
+            if let Err(error) = workload.ensure_installed(&program, &words) {
+                println!("not tried: {error:#}");
+                continue;
+            }
+            // An operation of a program around others may be all of its work.
+            let ops = if matches!(workload.name, "numpy" | "pandas" | "sort") { "2" } else { "1000" };
+            let arguments = ["--data-mib", "16", "--passes", "2", "--seed", "7", "--ops", ops];
+            let run = || Command::new(&program).args(&words).args(arguments).current_dir(&folder).output().unwrap();
             let parse = |output: std::process::Output| Output::parse(&String::from_utf8(output.stdout).unwrap());
             let (first, second) = (parse(run()).unwrap(), parse(run()).unwrap());
             assert!(first.verified && first.checksum == second.checksum, "{}", workload.name);

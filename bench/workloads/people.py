@@ -1,0 +1,217 @@
+# Programs that people run, as a workload: people.py WHAT [--data-mib N] [--ops N] [--seed N]. Prints the same line as our own programs. `--check` instead ends with what is missing.
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+
+
+class Zipf:
+    """Keys below `count` by Zipf's law with exponent 1: the logarithm of a rank is uniform. Popular keys lie anywhere."""
+
+    def __init__(self, count, seed):
+        self.count, self.random = count, random.Random(seed)
+
+    def key(self):
+        return int(self.count ** self.random.random()) * 0x9E3779B1 % self.count
+
+
+class Phases:
+    """Timed sections."""
+
+    def __init__(self):
+        self.done = []
+
+    @contextlib.contextmanager
+    def timed(self, name, ops):
+        def now():
+            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            cpu = sum(one.ru_utime + one.ru_stime for one in used)
+            return time.monotonic(), cpu, sum(one.ru_majflt for one in used), sum(one.ru_minflt for one in used)
+
+        before = now()
+        yield
+        spent = [end - begin for end, begin in zip(now(), before)]
+        names = ["seconds", "cpu_seconds", "faults_major", "faults_minor"]
+        self.done.append({"name": name, "ops": ops, **dict(zip(names, spent))})
+
+
+def value_of(key, length):
+    """Text that packs about three to one."""
+    return (f"{key:08x}" * 4 + f"{key * 0x9E3779B97F4A7C15 % 2**64:016x}" * (length // 16))[:length]
+
+
+def numpy_product(data, ops, seed, phases):
+    """Products of two square matrices of whole numbers, so that sums are exact."""
+    import numpy as np
+
+    size = int((data / 24) ** 0.5)
+    with phases.timed("fill", size * size):
+        make = np.random.default_rng(seed)
+        left, right = (make.integers(0, 100, (size, size)).astype(np.float64) for _ in range(2))
+        total = np.zeros((size, size))
+    with phases.timed("use", ops):
+        for _ in range(ops):
+            np.matmul(left, right, out=total)
+    return int(total.sum()) ^ int(total[:, size // 2].sum())
+
+
+def pandas_join(data, ops, seed, phases):
+    """Totals of groups, and a join with them; a tenth of the memory is the table."""
+    import numpy as np
+    import pandas as pd
+
+    rows = data // 300
+    with phases.timed("fill", rows):
+        make = np.random.default_rng(seed)
+        table = pd.DataFrame({"zone": make.integers(0, 5000, rows), "day": make.integers(0, 365, rows),
+                              "fare": make.integers(0, 10000, rows), "miles": make.integers(0, 100, rows)})
+    found = 0
+    with phases.timed("use", ops * rows):
+        for _ in range(ops):
+            totals = table.groupby("zone", as_index=False).agg(mean=("fare", "mean"), most=("miles", "max"))
+            joined = table.merge(totals, on="zone")
+            dear = joined[joined["fare"] > joined["mean"]]
+            found += int(dear["fare"].sum()) + int(dear.groupby("day")["miles"].sum().max())
+    return found
+
+
+def python_objects(data, ops, seed, phases):
+    """A dictionary of lists with numbers and texts, of which some are replaced."""
+    count = data // 880
+    with phases.timed("fill", count):
+        known = {f"user {key}": [key, float(key), [key + at for at in range(8)], value_of(key, 120)]
+                 for key in range(count)}
+    keys, found = Zipf(count, seed), 0
+    with phases.timed("use", ops):
+        for at in range(ops):
+            key = keys.key()
+            one = known[f"user {key}"]
+            assert one[0] == key
+            found += one[2][at % 8] + len(one[3])
+            if at % 10 == 0:
+                one[2] = [key + other for other in range(8)]
+    return found
+
+
+def sqlite_rows(data, ops, seed, phases):
+    """A table in memory with an index on text: look-ups, ranges and updates."""
+    count = data // 330
+    base = sqlite3.connect(":memory:")
+    with phases.timed("fill", count):
+        base.execute("create table user (id integer primary key, name text, visits integer, about text)")
+        rows = ((key, value_of(key, 24), 0, value_of(key, 200)) for key in range(count))
+        base.executemany("insert into user values (?, ?, ?, ?)", rows)
+        base.execute("create index by_name on user (name)")
+        base.commit()
+    keys, found = Zipf(count, seed), 0
+    with phases.timed("use", ops):
+        for at in range(ops):
+            key = keys.key()
+            name, about = base.execute("select id, about from user where name = ?", (value_of(key, 24),)).fetchone()
+            assert name == key
+            found += len(about)
+            if at % 20 == 0:
+                found += base.execute("select sum(length(about)) from user where id between ? and ?",
+                                      (key, key + 100)).fetchone()[0]
+            if at % 10 == 0:
+                base.execute("update user set visits = visits + 1 where id = ?", (key,))
+    return found + base.execute("select sum(visits) from user where id < 1000").fetchone()[0]
+
+
+def redis_gets(data, ops, seed, phases):
+    """A Redis server with values of 700 bytes, asked one at a time over a socket."""
+    count, length = data // 850, 700
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "redis")
+        words = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder]
+        server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        try:
+            link = socket.socket(socket.AF_UNIX)
+            deadline = time.monotonic() + 30
+            while link.connect_ex(path):
+                if time.monotonic() > deadline or server.poll() is not None:
+                    sys.exit("redis-server did not start")
+                time.sleep(0.01)
+            answers = link.makefile("rb")
+
+            def command(*parts):
+                texts = [str(part).encode() for part in parts]
+                return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)
+
+            with phases.timed("fill", count):
+                for first in range(0, count, 100):
+                    some = range(first, min(first + 100, count))
+                    link.sendall(b"".join(command("SET", f"user:{key}", value_of(key, length)) for key in some))
+                    for _ in some:
+                        assert answers.readline() == b"+OK\r\n"
+            keys, found = Zipf(count, seed), 0
+            with phases.timed("use", ops):
+                for _ in range(ops):
+                    key = keys.key()
+                    link.sendall(command("GET", f"user:{key}"))
+                    assert answers.readline() == b"$%d\r\n" % length
+                    value = answers.read(length + 2)
+                    assert value.startswith(b"%08x" % key)
+                    found += value[40]
+            link.sendall(command("SHUTDOWN", "NOSAVE"))
+            server.wait(30)
+            return found
+        finally:
+            server.kill()
+            server.wait()
+
+
+def sorted_text(data, ops, seed, phases):
+    """GNU sort of lines of text, with a buffer for all of them."""
+    lines = data // 100
+    make = random.Random(seed)
+    with tempfile.NamedTemporaryFile("w", dir=".") as text:
+        with phases.timed("fill", lines):
+            text.writelines(f"{make.getrandbits(64):016x} {value_of(at, 40)}\n" for at in range(lines))
+            text.flush()
+        with phases.timed("use", ops * lines):
+            for _ in range(ops):
+                words = ["sort", "--parallel=2", "-S", f"{data}b", text.name]
+                found = 0
+                with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}) as sort:
+                    while part := sort.stdout.read(1 << 20):
+                        found = zlib.crc32(part, found)
+                assert sort.returncode == 0
+    return found
+
+
+PROGRAMS = {
+    "numpy": (numpy_product, ["numpy"], []),
+    "pandas": (pandas_join, ["numpy", "pandas"], []),
+    "python": (python_objects, [], []),
+    "sqlite": (sqlite_rows, [], []),
+    "redis": (redis_gets, [], ["redis-server"]),
+    "sort": (sorted_text, [], ["sort"]),
+}
+
+parser = argparse.ArgumentParser()
+parser.add_argument("what", choices=PROGRAMS)
+parser.add_argument("--data-mib", type=int, default=64)
+parser.add_argument("--ops", type=int, default=1)
+parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--check", action="store_true")
+options, _ = parser.parse_known_args()
+program, modules, commands = PROGRAMS[options.what]
+if options.check:
+    import importlib.util
+
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    sys.exit(" ".join(missing + [name for name in commands if shutil.which(name) is None]) or None)
+phases = Phases()
+checksum = program(options.data_mib << 20, options.ops, options.seed, phases)
+print(json.dumps({"phases": phases.done, "checksum": f"{checksum:x}", "verified": True, "errors": 0}))
