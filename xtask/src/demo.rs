@@ -1,16 +1,22 @@
-//! The demo: an unmodified program with a quarter of its memory, compared with itself.
+//! The demo: unmodified programs with a quarter of their memory, compared with themselves, and with Linux under the same limit.
 
+use crate::cgroup::{self, MemoryCgroup};
 use crate::{chores, measured, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 const MIB: f64 = 1048576.0;
 /// Enough that a quarter hurts, little enough that the demo takes a minute with the build.
 const TEXT_BYTES: u64 = 150_000_000;
+/// A program under the limit of Linux is given so many times as long as it takes with all memory, and not less than this.
+const LIMITED_FACTOR: u32 = 20;
+const LIMITED_WITHIN_MIN: Duration = Duration::from_secs(30);
 /// `farfield run` takes no less.
 const NEAR_BYTES_MIN: u64 = 16 << 20;
 
@@ -25,49 +31,118 @@ pub(crate) fn run() -> Result<()> {
     result
 }
 
+/// A program of the system, and what is shown with it.
+struct Job {
+    /// What it does, in words.
+    does: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// What its slowdown stands for.
+    moral: &'static str,
+}
+
+const JOBS: [Job; 2] = [
+    Job {
+        does: "GNU sort sorts it in memory: all of it is used, again and again.",
+        program: "sort",
+        // All of it in memory rather than in temporary files.
+        arguments: &["--buffer-size=4G", "--parallel=2"],
+        moral: "that is the price of three quarters of its memory being somewhere else",
+    },
+    Job {
+        does: "awk keeps every line of it, and then works with a fiftieth of them.",
+        program: "awk",
+        arguments: &["{ line[NR] = $0 } \
+             END { for (round = 0; round < 250; round++) for (i = 1; i <= NR / 50; i++) words += split(line[i], word); \
+                   print NR, words }"],
+        moral: "most of its memory was idle, and cost next to nothing where it went",
+    },
+];
+
 fn show(folder: &Path) -> Result<()> {
-    let [input, native_output, far_output, report] =
-        ["text", "native", "far", "report.json"].map(|name| folder.join(name));
+    let input = folder.join("text");
     let what = text::write(&input, TEXT_BYTES)?;
-    let input_bytes = std::fs::metadata(&input)?.len();
-    println!(
-        "\nThe job:  sort {:.0} MiB of text ({what}) in memory, with GNU sort as it comes from Debian.",
-        input_bytes as f64 / MIB
-    );
-
-    let sort = |output: &Path, command: &mut Command| -> Result<measured::Measured> {
-        // One order on every machine, and all of it in memory rather than in temporary files.
-        command.arg("--buffer-size=4G").arg("--parallel=2").arg("-o").arg(output).arg(&input).env("LC_ALL", "C");
-        measured::run(command)
-    };
-    let native = sort(&native_output, &mut Command::new("sort"))?;
-    let need = native.peak_rss_bytes;
-    println!("Native:   {:.1} s; it needs {:.0} MiB.", native.wall.as_secs_f64(), need as f64 / MIB);
-
-    let near = (need / 4).max(NEAR_BYTES_MIN) & !4095;
-    println!("Now with a quarter of that near and the rest far, in a memory server that runs beside it:\n");
-    println!("  farfield run --near {:.0}M -- sort ...\n", near as f64 / MIB);
-    let mut command = Command::new(chores::farfield());
-    command.arg("run").arg("--near").arg(format!("{near}B")).arg("--report").arg(&report).args(["--", "sort"]);
-    let far = sort(&far_output, &mut command)?;
-    let report: Value = serde_json::from_slice(&std::fs::read(&report)?).context("the report is not JSON")?;
-    print_report(&report, need)?;
-
-    ensure!(equal(&native_output, &far_output)?, "THE OUTPUTS DIFFER: that is a bug of farfield; please report it");
-    let slower = far.wall.as_secs_f64() / native.wall.as_secs_f64();
-    println!(
-        "\nThe two outputs, {:.0} MiB each, are equal byte for byte.",
-        std::fs::metadata(&far_output)?.len() as f64 / MIB
-    );
-    println!(
-        "It took {:.1} s, {slower:.1} times as long: that is the price of three quarters of its memory being somewhere else.",
-        far.wall.as_secs_f64()
-    );
-    if report["pages_out"].as_u64() == Some(0) {
-        bail!("no page left near memory, so this demo has shown nothing; that is a bug, please report it");
+    println!("\nThe data:  {:.0} MiB of text ({what}).", std::fs::metadata(&input)?.len() as f64 / MIB);
+    for job in JOBS {
+        job.show(&input, folder)?;
     }
     println!("\nTry your own:  {} run --near 25% -- YOUR PROGRAM", shortest(&chores::farfield()));
     Ok(())
+}
+
+impl Job {
+    /// Adds the arguments, and says where the output goes.
+    fn configure(&self, command: &mut Command, input: &Path, output: &Path) -> Result<()> {
+        let output = File::create(output).with_context(|| output.display().to_string())?;
+        // One order on every machine.
+        command.args(self.arguments).arg(input).env("LC_ALL", "C").stdout(output);
+        Ok(())
+    }
+
+    fn show(&self, input: &Path, folder: &Path) -> Result<()> {
+        let [native_output, far_output, report] = ["native", "far", "report.json"].map(|name| folder.join(name));
+        println!("\nThe job:   {}", self.does);
+        let mut command = Command::new(self.program);
+        self.configure(&mut command, input, &native_output)?;
+        let native = measured::run(&mut command)?;
+        let need = native.peak_rss_bytes;
+        println!("Native:    {:.1} s; it needs {:.0} MiB.", native.wall.as_secs_f64(), need as f64 / MIB);
+
+        let near = (need / 4).max(NEAR_BYTES_MIN) & !4095;
+        self.show_limited(input, &far_output, near, native.wall)?;
+        println!("With a quarter of that near and the rest far, in a memory server that runs beside it:\n");
+        println!("  farfield run --near {:.0}M -- {} ...\n", near as f64 / MIB, self.program);
+        let mut command = Command::new(chores::farfield());
+        command
+            .arg("run")
+            .arg("--near")
+            .arg(format!("{near}B"))
+            .arg("--report")
+            .arg(&report)
+            .args(["--", self.program]);
+        self.configure(&mut command, input, &far_output)?;
+        let far = measured::run(&mut command)?;
+        let report: Value = serde_json::from_slice(&std::fs::read(&report)?).context("the report is not JSON")?;
+        print_report(&report, need)?;
+
+        ensure!(equal(&native_output, &far_output)?, "THE OUTPUTS DIFFER: that is a bug of farfield; please report it");
+        let slower = far.wall.as_secs_f64() / native.wall.as_secs_f64();
+        println!(
+            "\nThe two outputs are equal byte for byte. It took {:.1} s, {slower:.1} times as long: {}.",
+            far.wall.as_secs_f64(),
+            self.moral
+        );
+        if report["pages_out"].as_u64() == Some(0) {
+            bail!("no page left near memory, so this demo has shown nothing; that is a bug, please report it");
+        }
+        Ok(())
+    }
+
+    /// Runs the program under the same limit by Linux alone, where that is allowed.
+    fn show_limited(&self, input: &Path, output: &Path, near: u64, native: Duration) -> Result<()> {
+        let limit = format!("{:.0} MiB and no farfield ({})", near as f64 / MIB, cgroup::swap());
+        let group = match MemoryCgroup::new(near) {
+            Ok(group) => group,
+            Err(error) => {
+                println!("Linux:     not tried with {limit}: {error:#}.");
+                return Ok(());
+            }
+        };
+        let mut command = group.command(self.program);
+        self.configure(&mut command, input, output)?;
+        let patience = (native * LIMITED_FACTOR).max(LIMITED_WITHIN_MIN);
+        match measured::run_for(&mut command, patience)?.succeeded() {
+            Ok(limited) => println!("Linux:     {:.1} s with {limit}.", limited.wall.as_secs_f64()),
+            Err(limited) if limited.status.is_none() => {
+                println!("Linux:     not done after {} s with {limit}.", patience.as_secs());
+            }
+            Err(limited) => {
+                let is_killed = limited.status.and_then(|status| status.signal()) == Some(libc::SIGKILL);
+                println!("Linux:     {} with {limit}.", if is_killed { "killed by the kernel" } else { "failed" });
+            }
+        }
+        Ok(())
+    }
 }
 
 fn print_report(report: &Value, need: u64) -> Result<()> {

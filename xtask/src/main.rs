@@ -1,5 +1,6 @@
 //! `cargo x`: every chore of the project by one command.
 
+mod cgroup;
 mod chores;
 mod deep;
 mod demo;
@@ -18,7 +19,8 @@ use std::process::ExitCode;
 const HELP: &str = "\
 cargo x CHORE
 
-  demo               build, then run GNU sort with a quarter of its memory near; compare with a run without us (~1 minute)
+  demo               build, then run GNU sort and awk with a quarter of their memory near; compare with runs without us, and
+                     with Linux under the same limit where that is allowed (a minute or two)
   wheel              release build, then the wheel of the Python package, in target/wheels
   package [VERSION]  the Debian package, in target/package; the same sources give the same bytes
   site               the documents as a site with search, in target/site (needs mdbook)

@@ -1,6 +1,6 @@
 //! A command with its time, its processor time and its largest resident set.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -18,12 +18,18 @@ pub(crate) struct Measured {
 /// Pause between two looks whether a command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+impl Measured {
+    /// Tells a command that succeeded from one that did not, or was killed.
+    pub(crate) fn succeeded(self) -> core::result::Result<Measured, Measured> {
+        if self.status.is_some_and(|status| status.success()) { Ok(self) } else { Err(self) }
+    }
+}
+
 /// Runs a command that must succeed.
 pub(crate) fn run(command: &mut Command) -> Result<Measured> {
-    let measured = run_for(command, Duration::MAX)?;
-    let succeeded = measured.status.is_some_and(|status| status.success());
-    ensure!(succeeded, "{} failed ({:?})", command.get_program().display(), measured.status);
-    Ok(measured)
+    run_for(command, Duration::MAX)?
+        .succeeded()
+        .map_err(|measured| anyhow!("{} failed ({:?})", command.get_program().display(), measured.status))
 }
 
 /// Runs a command, and kills it after this time.
