@@ -180,6 +180,32 @@ fn two_jobs_share_a_machine_and_what_one_leaves_the_other_gets() {
     });
 }
 
+/// The agent learns who waits for far memory, and who asked for more than it uses.
+#[test]
+fn a_job_that_waits_gets_what_another_does_not_use() {
+    let scratch = Scratch::new("agent-learns");
+    let agent = Agent::start(&scratch, "agent", &["--near", "128M", "--policy", "worth"]);
+    let (waiting_place, idle_place) = (Scratch::new("agent-waiting"), Scratch::new("agent-idle"));
+    let options = [&agent.option(), "--mem", "112M", "--least", "40M"];
+    let Some(waiting) = hog(&waiting_place, &options, "96", "1") else { return };
+    let Some(idle) = hog(&idle_place, &options, "16", "1") else { return };
+    wait_until("both run", || agent.runs(&scratch, &waiting) && agent.runs(&scratch, &idle));
+    wait_until("the one that waits has most, and both are measured", || {
+        assert!(!waiting.is_over() && !idle.is_over(), "{}{}", waiting.errors(), idle.errors());
+        let measured = agent.status(&scratch).to_string().matches("\"slowdown\":null").count() == 0;
+        measured && agent.mib_of(&scratch, &waiting, "offered_bytes") >= 80
+    });
+    assert!(agent.mib_of(&scratch, &idle, "target_bytes") <= 48);
+    let status = agent.status(&scratch);
+    let slowdown = |job: &Running| {
+        let jobs = status["jobs"].as_array().expect("a list");
+        let row = jobs.iter().find(|row| row["runner_pid"].as_i64() == Some(job.pid().into()));
+        row.and_then(|row| row["slowdown"].as_f64()).unwrap_or_else(|| panic!("no slowdown: {status}"))
+    };
+    assert!(slowdown(&idle) < 1.05 && slowdown(&waiting) >= 1.0, "{status}");
+    assert!(command(&scratch, &["agent", "--status", "--socket", &agent.socket]).text().contains("SLOWER"));
+}
+
 /// Whether the agent's metrics have this line.
 fn metric(agent: &Agent, line: &str) -> bool {
     let ready: Value = serde_json::from_str(&agent.running.output()).expect("one line of JSON");

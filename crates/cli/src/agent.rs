@@ -122,8 +122,12 @@ pub(crate) fn run(args: AgentArgs) -> anyhow::Result<()> {
 
 fn render(status: &AgentStatus) -> String {
     let far = status.far_bytes.map_or(String::new(), |far| format!(" of {}", ByteSize(far)));
+    let withheld = match status.withheld_bytes {
+        0 => String::new(),
+        bytes => format!(", {} not divided because this machine is short of memory", ByteSize(bytes)),
+    };
     let mut text = format!(
-        "near {} of {} held, far {}{far} asked for, policy {}\n",
+        "near {} of {} held{withheld}, far {}{far} asked for, policy {}\n",
         ByteSize(status.held_bytes),
         ByteSize(status.near_bytes),
         ByteSize(status.overflow_bytes),
@@ -131,8 +135,8 @@ fn render(status: &AgentStatus) -> String {
     );
     let _ = writeln!(
         text,
-        "{:>7} {:<8} {:>8} {:>8} {:>8} {:>8} {:>8}  PROGRAM",
-        "JOB", "STATE", "MEMORY", "LEAST", "OFFERED", "TARGET", "NEAR"
+        "{:>7} {:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}  PROGRAM",
+        "JOB", "STATE", "MEMORY", "LEAST", "OFFERED", "TARGET", "NEAR", "SLOWER"
     );
     for job in &status.jobs {
         let state = match (job.is_running, job.is_kept) {
@@ -143,8 +147,9 @@ fn render(status: &AgentStatus) -> String {
         let bytes = [job.memory_bytes, job.least_bytes, job.offered_bytes, job.target_bytes, job.measured_bytes];
         let [memory, least, offered, target, near] = bytes.map(|bytes| format!("{:#}", ByteSize(bytes)));
         let what = if job.is_running { crate::top::command_line(job.runner_pid) } else { job.reason.clone() };
+        let slower = job.slowdown.map_or("-".into(), |slowdown| format!("{slowdown:.2}"));
         let line = format!(
-            "{:>7} {state:<8} {memory:>8} {least:>8} {offered:>8} {target:>8} {near:>8}  {what}",
+            "{:>7} {state:<8} {memory:>8} {least:>8} {offered:>8} {target:>8} {near:>8} {slower:>6}  {what}",
             job.runner_pid
         );
         let _ = writeln!(text, "{}", line.chars().take(120).collect::<String>());
@@ -162,13 +167,17 @@ mod tests {
     fn the_view_says_who_runs_who_waits_and_who_is_over() {
         let row = AgentStatusRow { runner_pid: u32::MAX, memory_bytes: 8 << 30, ..AgentStatusRow::default() };
         let jobs = vec![
-            AgentStatusRow { is_running: true, is_kept: true, ..row.clone() },
+            AgentStatusRow { is_running: true, is_kept: true, slowdown: Some(1.254), ..row.clone() },
             AgentStatusRow { is_running: true, is_kept: false, ..row.clone() },
             AgentStatusRow { reason: "others have 5 MiB to give up yet".into(), ..row },
         ];
         let status = AgentStatus { near_bytes: 24 << 30, far_bytes: Some(64 << 30), jobs, ..AgentStatus::default() };
         let text = render(&status);
-        for part in ["of 24.0 GiB held", "of 64.0 GiB asked", " runs ", " over ", " waits ", "5 MiB to give up"] {
+        let short = AgentStatus { withheld_bytes: 1 << 30, ..status.clone() };
+        assert!(render(&short).contains("held, 1.0 GiB not divided because"), "{}", render(&short));
+        for part in
+            ["of 24.0 GiB held, far", " 1.25 ", "of 64.0 GiB asked", " runs ", " over ", " waits ", "5 MiB to give up"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

@@ -11,8 +11,8 @@ use farfield_core::policy::cluster::JobClaim;
 use farfield_os::serving::Peer;
 use farfield_os::{serving, signals};
 use farfield_pager::runner::{
-    self, AGENT_VERSION, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer, ProcessTree, WatchedJob,
-    frame,
+    self, AGENT_VERSION, AgentReply, AgentRequest, AgentStatus, AgentStatusRow, FrameBuffer, JobActivity, ProcessTree,
+    WatchedJob, frame,
 };
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -64,6 +64,7 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
     let mut daemon = Daemon {
         agent: Agent::new(options.node),
         jobs: BTreeMap::new(),
+        activity: BTreeMap::new(),
         connections: Vec::new(),
         started: Instant::now(),
         address,
@@ -135,6 +136,8 @@ struct Daemon {
     agent: Agent,
     /// Jobs that run or wait, whose blocks are there.
     jobs: BTreeMap<JobNumber, WatchedJob>,
+    /// What they had done when the agent last looked at their slowdowns.
+    activity: BTreeMap<JobNumber, JobActivity>,
     connections: Vec<Connection>,
     started: Instant,
     /// Socket as text: the name by which jobs are found again.
@@ -395,6 +398,7 @@ impl Daemon {
 
     fn forget(&mut self, number: JobNumber) -> bool {
         let is_known = self.agent.remove(number) | self.jobs.remove(&number).is_some();
+        self.activity.remove(&number);
         if is_known {
             tracing::info!(runner = number.0, "a job has ended");
         }
@@ -414,7 +418,7 @@ impl Daemon {
             agent.jobs().iter().filter(|job| job.is_running()).map(|job| (job.number, job.budget.is_kept())).collect()
         };
         let (before, now) = (kept(&self.agent), self.now());
-        let mut node = OutsideView { jobs: &self.jobs, tree: None };
+        let mut node = OutsideView { jobs: &self.jobs, activity: &mut self.activity, tree: None };
         let started = self.agent.update(now, &mut node);
         for number in started {
             let connection = self
@@ -459,12 +463,15 @@ impl Daemon {
             offered_bytes: job.budget.offered_bytes,
             measured_bytes: job.budget.measured_bytes,
             is_kept: job.budget.is_kept(),
+            slowdown: job.slowdown,
         };
         AgentStatus {
             near_bytes: self.options.node.near_bytes,
             held_bytes: self.agent.held_bytes(),
             overflow_bytes: self.agent.overflow_bytes(),
             far_bytes: self.options.node.far_bytes,
+            withheld_bytes: self.agent.withheld_bytes(),
+            pressure_ppm: (self.agent.pressure() * 1e6) as u64,
             policy: self.options.policy.clone(),
             jobs: self.agent.jobs().iter().map(row).collect(),
         }
@@ -522,6 +529,7 @@ impl Connection {
 /// Jobs of this node, met through the blocks of their runners and through `/proc`.
 struct OutsideView<'a> {
     jobs: &'a BTreeMap<JobNumber, WatchedJob>,
+    activity: &'a mut BTreeMap<JobNumber, JobActivity>,
     /// Processes of the machine, read when they are first needed.
     tree: Option<ProcessTree>,
 }
@@ -537,6 +545,42 @@ impl LocalJobs for OutsideView<'_> {
         let Some(watched) = self.jobs.get(&job) else { return };
         if let Err(error) = watched.offer(bytes) {
             tracing::warn!(runner = job.0, %error, "a job cannot be told its budget");
+        }
+    }
+
+    fn slowdown(&mut self, job: JobNumber) -> Option<f64> {
+        let watched = self.jobs.get(&job)?;
+        let tree = self.tree.get_or_insert_with(ProcessTree::read);
+        watched.slowdown_since(self.activity.entry(job).or_default(), tree)
+    }
+
+    fn pressure(&mut self) -> f64 {
+        std::fs::read_to_string(PRESSURE).ok().and_then(|text| full_pressure(&text)).unwrap_or(0.0)
+    }
+}
+
+/// Where the kernel says how much everything waits for memory (PSI).
+const PRESSURE: &str = "/proc/pressure/memory";
+
+/// Returns the part of the last ten seconds in which all tasks that could have run waited for memory.
+fn full_pressure(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("full "))?;
+    let percent = line.split(' ').find_map(|word| word.strip_prefix("avg10="))?.parse::<f64>().ok()?;
+    (0.0..=100.0).contains(&percent).then_some(percent / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Danger: a kernel that says how short of memory it is, and is not understood.
+    use super::*;
+
+    #[test]
+    fn pressure_is_what_the_kernel_says_of_all_tasks() {
+        let text =
+            "some avg10=30.00 avg60=0.00 avg300=0.00 total=634\nfull avg10=12.50 avg60=0.00 avg300=0.00 total=4\n";
+        assert_eq!(full_pressure(text), Some(0.125));
+        for other in ["", "full", "full avg10=x", "full avg10=NaN", "full avg10=101.00", "some avg10=1.00"] {
+            assert_eq!(full_pressure(other), None, "{other}");
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::metrics::{MetricServer, gauge, metric};
 use farfield_pager::runner::{AgentStatus, AgentStatusRow};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
 use std::fmt::Error;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,12 +36,25 @@ impl Collector for StatusCollector {
             ("held_bytes", Some(status.held_bytes), "Near memory that jobs hold"),
             ("overflow_bytes", Some(status.overflow_bytes), "Memory that jobs asked for beyond it"),
             ("far_bytes", status.far_bytes, "Most that jobs may ask for beyond it"),
+            (
+                "withheld_bytes",
+                Some(status.withheld_bytes),
+                "Near memory that is not divided: the node is short of memory",
+            ),
             ("running_jobs", Some(status.jobs.len() as u64 - waiting), "Jobs that run"),
             ("waiting_jobs", Some(waiting), "Jobs that wait for near memory"),
             ("over_jobs", Some(over), "Jobs that have more near than they were told"),
         ];
         for (name, value, help) in of_agent {
             value.map_or(Ok(()), |value| gauge(&mut out, name, help, value))?;
+        }
+        let mut slowdowns = status.jobs.iter().filter_map(|job| Some((job.runner_pid, job.slowdown?))).peekable();
+        if slowdowns.peek().is_some() {
+            let help = "Slowdown of the job by far memory between the last two divisions";
+            let mut family = out.encode_descriptor("job_slowdown", help, None, MetricType::Gauge)?;
+            for (runner, slowdown) in slowdowns {
+                family.encode_family(&[("runner", runner.to_string())])?.encode_gauge(&slowdown)?;
+            }
         }
         type Bytes = fn(&AgentStatusRow) -> u64;
         let of_jobs: [(&str, Bytes, &str); 5] = [
@@ -66,7 +80,13 @@ mod tests {
 
     #[test]
     fn every_job_is_in_the_metrics() {
-        let job = AgentStatusRow { runner_pid: 7, is_running: true, offered_bytes: 5, ..AgentStatusRow::default() };
+        let job = AgentStatusRow {
+            runner_pid: 7,
+            is_running: true,
+            offered_bytes: 5,
+            slowdown: Some(1.25),
+            ..AgentStatusRow::default()
+        };
         let status = AgentStatus { near_bytes: 9, jobs: vec![job], ..AgentStatus::default() };
         let source = MetricSource::new(PREFIX, Box::new(StatusCollector(Arc::new(Mutex::new(status)))));
         let text = source.text().unwrap();
@@ -74,6 +94,7 @@ mod tests {
             "farfield_agent_near_bytes 9",
             "farfield_agent_over_jobs 1",
             "farfield_agent_job_offered_bytes{runner=\"7\"} 5",
+            "farfield_agent_job_slowdown{runner=\"7\"} 1.25",
         ] {
             assert!(text.lines().any(|this| this == line), "{line}: {text}");
         }

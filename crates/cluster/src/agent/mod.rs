@@ -7,6 +7,10 @@
 //! memory is counted by what jobs were promised or by what they are measured to have from outside,
 //! whichever is more, so that a job that ignores its budget keeps others waiting and starves none.
 //!
+//! Before each division the agent looks at what jobs wait for far memory, and learns their curves
+//! ([`LearnedCurve`]); and at how much the node waits for memory of any kind. A node that does has less
+//! than was said, and the agent withholds a part until it does no longer.
+//!
 //! The agent keeps nothing that running jobs do not show: one that starts again
 //! [adopts](Agent::adopt) them.
 
@@ -16,8 +20,9 @@ mod tests;
 use core::time::Duration;
 use farfield_core::policy::cluster::node::{approach, budget_bytes};
 use farfield_core::policy::cluster::{
-    ClaimError, Cluster, JobBudget, JobClaim, JobClass, JobProgress, NodeShape, SplitRule, Splitter,
+    ClaimError, Cluster, JobBudget, JobClaim, JobClass, JobProgress, LearnedCurve, NodeShape, SplitRule, Splitter,
 };
+use farfield_core::policy::curve::Point;
 
 /// Interval between two divisions while no job starts or ends.
 pub const DIVIDE_EVERY: Duration = Duration::from_secs(10);
@@ -28,6 +33,12 @@ pub const SHRINK_WITHIN: Duration = Duration::from_secs(10);
 pub const JOBS_MAX: usize = 1 << 11;
 /// Part of a job's work that counts as left at least.
 const REMAINING_MIN: f64 = 0.05;
+
+/// Parts of a node's time in which everything waits for memory: above the first the agent withholds
+/// more of it, below the second less.
+const PRESSURE_MARKS: (f64, f64) = (0.05, 0.01);
+/// Part of the node's memory that is withheld or given back at a time, and part that is withheld at most.
+const WITHHELD_PARTS: (u64, u64) = (32, 4);
 
 /// Number of a job: the process id of its runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +52,14 @@ pub trait LocalJobs {
 
     /// Tells a job how much near memory it may have at most, in bytes.
     fn offer(&mut self, job: JobNumber, bytes: u64);
+
+    /// Measures how many times as long the job has taken since the last call as it would have without
+    /// waiting for far memory. `None` if it did too little for a number.
+    fn slowdown(&mut self, job: JobNumber) -> Option<f64>;
+
+    /// Returns the part of the last seconds in which everything on the node waited for memory, between
+    /// 0 and 1. Far memory does not count.
+    fn pressure(&mut self) -> f64;
 }
 
 /// Memory that an agent divides, and the policy by which it does.
@@ -128,8 +147,15 @@ pub enum WaitReason {
 pub struct AgentJob {
     /// Number of the job.
     pub number: JobNumber,
-    /// Class by which it is divided for.
+    /// Class that it has claimed.
     pub class: JobClass,
+    /// Class by which it is divided for: with the curve that it has shown.
+    pub learned: JobClass,
+    /// Slowdown by far memory between the last two divisions, if it was measured.
+    pub slowdown: Option<f64>,
+    curve: LearnedCurve,
+    /// Time of the last change of its budget.
+    moved: Duration,
     /// Budget that it was told, what it has, and what it shall have.
     pub budget: JobBudget,
     /// Reason why it waits; `None` if it runs.
@@ -152,8 +178,19 @@ impl AgentJob {
     fn remaining(&self, now: Duration) -> f64 {
         let share = self.budget.offered_bytes as f64 / self.class.memory_bytes() as f64;
         let elapsed = (self.age + now.saturating_sub(self.since)).as_secs_f64();
-        let whole = self.class.run_time().at(share.clamp(self.class.least(), 1.0));
+        let whole = self.learned.run_time().at(share.clamp(self.class.least(), 1.0));
         if self.is_running() { (1.0 - elapsed / whole).max(REMAINING_MIN) } else { 1.0 }
+    }
+
+    /// Takes the slowdown of the time since `looked`.
+    fn learn(&mut self, slowdown: Option<f64>, looked: Duration) {
+        self.slowdown = slowdown;
+        // It says something of the present share if the job had that all the time.
+        let had_it = self.moved <= looked && self.budget.is_kept();
+        let Some(slowdown) = slowdown.filter(|_| had_it) else { return };
+        let near = self.budget.offered_bytes as f64 / self.class.memory_bytes() as f64;
+        self.curve.observe(Point { near: near.min(1.0), slowdown });
+        self.learned = self.curve.class(&self.class);
     }
 
     /// Returns the bytes that others must not count on: what the job has held beyond its budget for
@@ -175,12 +212,27 @@ pub struct Agent {
     divided_bytes: u64,
     /// Job that the last division counted as running although it waits.
     candidate: Option<JobNumber>,
+    /// Time of the last look at slowdowns and pressure.
+    looked: Option<Duration>,
+    /// Part of the node's memory that is not divided, because the node is short of memory.
+    withheld_bytes: u64,
+    /// Pressure at the last look.
+    pressure: f64,
 }
 
 impl Agent {
     /// Makes an agent without jobs.
     pub fn new(config: NodeConfig) -> Agent {
-        Agent { config, jobs: Vec::new(), divided: None, divided_bytes: config.near_bytes, candidate: None }
+        Agent {
+            config,
+            jobs: Vec::new(),
+            divided: None,
+            divided_bytes: config.near_bytes,
+            candidate: None,
+            looked: None,
+            withheld_bytes: 0,
+            pressure: 0.0,
+        }
     }
 
     /// Returns what the agent divides.
@@ -201,6 +253,18 @@ impl Agent {
     /// Returns the near memory that jobs hold: their budgets, or what they have if that is more.
     pub fn held_bytes(&self) -> u64 {
         self.running().fold(0, |sum, job| sum.saturating_add(job.budget.held_bytes()))
+    }
+
+    /// Returns the part of the node's near memory that is not divided, because the node is short of
+    /// memory.
+    pub fn withheld_bytes(&self) -> u64 {
+        self.withheld_bytes
+    }
+
+    /// Returns the part of the last seconds before the last division in which everything on the node
+    /// waited for memory.
+    pub fn pressure(&self) -> f64 {
+        self.pressure
     }
 
     /// Returns the memory that running jobs asked for beyond the near memory of the node.
@@ -258,7 +322,19 @@ impl Agent {
             return Err(RegisterError::TooMany);
         }
         let class = self.check(claim)?;
-        self.jobs.push(AgentJob { number, class, budget, waits, age, since: now, beyond_since: None });
+        self.jobs.push(AgentJob {
+            number,
+            learned: class.clone(),
+            class,
+            slowdown: None,
+            curve: LearnedCurve::default(),
+            moved: now,
+            budget,
+            waits,
+            age,
+            since: now,
+            beyond_since: None,
+        });
         self.divided = None;
         Ok(())
     }
@@ -277,12 +353,13 @@ impl Agent {
     /// budgets were offered before. Is to be called some times in a second.
     pub fn update(&mut self, now: Duration, node: &mut impl LocalJobs) -> Vec<JobNumber> {
         self.measure(now, node);
+        self.look(now, node);
         let mut started = Vec::new();
         // As many jobs as fit start at once, each one after the others have been told to shrink.
         loop {
             self.decide_candidate(now);
             self.divide(now);
-            self.approach(node);
+            self.approach(now, node);
             match self.start_candidate(now, node) {
                 Some(number) => started.push(number),
                 None => break,
@@ -311,12 +388,31 @@ impl Agent {
         }
     }
 
-    /// Returns the memory that can be divided: without what jobs hold beyond their budgets and will
-    /// not give up, but never less than what was promised to those that run.
+    /// Looks at what jobs and the node wait for, as often as the node is divided.
+    fn look(&mut self, now: Duration, node: &mut impl LocalJobs) {
+        let looked = self.looked.unwrap_or_default();
+        if self.looked.is_some() && now.saturating_sub(looked) < DIVIDE_EVERY {
+            return;
+        }
+        self.looked = Some(now);
+        for job in self.jobs.iter_mut().filter(|job| job.is_running()) {
+            job.learn(node.slowdown(job.number), looked);
+        }
+        self.pressure = node.pressure();
+        let step = self.config.near_bytes / WITHHELD_PARTS.0;
+        if self.pressure > PRESSURE_MARKS.0 {
+            self.withheld_bytes = (self.withheld_bytes + step).min(self.config.near_bytes / WITHHELD_PARTS.1);
+        } else if self.pressure < PRESSURE_MARKS.1 {
+            self.withheld_bytes = self.withheld_bytes.saturating_sub(step);
+        }
+    }
+
+    /// Returns the memory that can be divided: without what is withheld, and what jobs hold beyond
+    /// their budgets and will not give up, but never less than what was promised to those that run.
     fn memory_bytes(&self, now: Duration) -> u64 {
         let seized = self.running().fold(0u64, |sum, job| sum.saturating_add(job.seized_bytes(now)));
         let promised = self.running().fold(0u64, |sum, job| sum.saturating_add(job.class.least_bytes()));
-        self.config.near_bytes.saturating_sub(seized).max(promised)
+        self.config.near_bytes.saturating_sub(self.withheld_bytes + seized).max(promised)
     }
 
     /// Chooses the job that is to start next: the one that waits longest, if it fits.
@@ -365,7 +461,7 @@ impl Agent {
         self.divided = Some(now);
         let is_divided_for = |job: &AgentJob| job.is_running() || Some(job.number) == self.candidate;
         let among: Vec<usize> = (0..self.jobs.len()).filter(|&index| is_divided_for(&self.jobs[index])).collect();
-        let classes: Vec<JobClass> = among.iter().map(|&index| self.jobs[index].class.clone()).collect();
+        let classes: Vec<JobClass> = among.iter().map(|&index| self.jobs[index].learned.clone()).collect();
         let progress =
             |(class, &index): (usize, &usize)| JobProgress { class, remaining: self.jobs[index].remaining(now) };
         let progress: Vec<JobProgress> = among.iter().enumerate().map(progress).collect();
@@ -382,12 +478,13 @@ impl Agent {
     }
 
     /// Moves the budgets of running jobs towards their targets.
-    fn approach(&mut self, node: &mut impl LocalJobs) {
+    fn approach(&mut self, now: Duration, node: &mut impl LocalJobs) {
         let mut budgets: Vec<JobBudget> = self.running().map(|job| job.budget).collect();
         approach(&mut budgets, self.config.near_bytes);
         for (job, budget) in self.jobs.iter_mut().filter(|job| job.is_running()).zip(budgets) {
             if job.budget.offered_bytes != budget.offered_bytes {
                 node.offer(job.number, budget.offered_bytes);
+                job.moved = now;
             }
             job.budget = budget;
         }
@@ -404,7 +501,7 @@ impl Agent {
             return None;
         }
         job.budget = JobBudget { offered_bytes: target, measured_bytes: 0, target_bytes: target };
-        (job.waits, job.since) = (None, now);
+        (job.waits, job.since, job.moved) = (None, now, now);
         node.offer(number, target);
         self.candidate = None;
         Some(number)

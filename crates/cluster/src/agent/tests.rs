@@ -10,6 +10,7 @@ const MIB: u64 = 1 << 20;
 #[derive(Default)]
 struct ModelNode {
     jobs: BTreeMap<u32, ModelJob>,
+    pressure: f64,
 }
 
 #[derive(Clone, Copy)]
@@ -18,6 +19,7 @@ struct ModelJob {
     near_bytes: u64,
     wants_bytes: u64,
     obeys: bool,
+    slowdown: Option<f64>,
 }
 
 impl ModelNode {
@@ -40,8 +42,16 @@ impl LocalJobs for ModelNode {
     }
 
     fn offer(&mut self, job: JobNumber, bytes: u64) {
-        let new = ModelJob { budget_bytes: 0, near_bytes: 0, wants_bytes: u64::MAX, obeys: true };
+        let new = ModelJob { budget_bytes: 0, near_bytes: 0, wants_bytes: u64::MAX, obeys: true, slowdown: None };
         self.jobs.entry(job.0).or_insert(new).budget_bytes = bytes;
+    }
+
+    fn slowdown(&mut self, job: JobNumber) -> Option<f64> {
+        self.jobs.get(&job.0)?.slowdown
+    }
+
+    fn pressure(&mut self) -> f64 {
+        self.pressure
     }
 }
 
@@ -273,4 +283,66 @@ fn as_many_jobs_as_there_can_be_with_as_much_memory_are_counted() {
     assert_eq!(agent.register(JobNumber(0), &most, at(0)), Err(RegisterError::TooMany));
     assert_eq!(agent.update(at(0), &mut node), [JobNumber(1)]);
     assert_eq!(agent.overflow_bytes(), JOBS_MAX as u64 * most.memory_bytes - (1 << 40));
+}
+
+/// Two jobs of one claim, one of which minds far memory so much.
+fn budgets_of_one_that_minds(minds: f64) -> [u64; 2] {
+    let (mut agent, mut node) = (agent(1000, None), ModelNode::default());
+    agent.config.rule = SplitRule::Worth;
+    for number in [1, 2] {
+        agent.register(JobNumber(number), &claim(1000, 200), at(0)).unwrap();
+        node.pass(u64::MAX / 4);
+        agent.update(at(0), &mut node);
+        node.pass(u64::MAX / 4);
+        agent.update(at(0), &mut node);
+    }
+    let mut now = 0;
+    for _ in 0..60 {
+        for (number, excess) in [(1, minds), (2, 0.1)] {
+            let job = node.jobs.get_mut(&number).unwrap();
+            let far = 1.0 - job.budget_bytes as f64 / (1000 * MIB) as f64;
+            job.slowdown = Some(1.0 + excess * far);
+        }
+        now += 4000;
+        agent.update(at(now), &mut node);
+        node.pass(u64::MAX / 4);
+    }
+    assert!(agent.job(JobNumber(2)).unwrap().slowdown.unwrap() < 1.1);
+    [1, 2].map(|number| agent.job(JobNumber(number)).unwrap().budget.offered_bytes / MIB)
+}
+
+#[test]
+fn jobs_that_wait_for_far_memory_get_more_of_what_is_near() {
+    // Also one whose slowdown grows faster than its near share falls.
+    for minds in [0.5, 1.0, 8.0, 40.0] {
+        let [more, less] = budgets_of_one_that_minds(minds);
+        assert!(more >= 700 && less >= 200 && more + less <= 1000, "{more} and {less} MiB with {minds}");
+    }
+}
+
+#[test]
+fn a_node_that_is_short_of_memory_divides_less_and_keeps_its_promises() {
+    let (mut agent, mut node) = (agent(1024, None), ModelNode::default());
+    agent.register(JobNumber(1), &claim(1024, 900), at(0)).unwrap();
+    agent.update(at(0), &mut node);
+    node.pass(u64::MAX / 4);
+    let mut budgets_at = |agent: &mut Agent, pressure: f64, seconds: u64| {
+        node.pressure = pressure;
+        agent.update(at(seconds * 1000), &mut node);
+        node.pass(u64::MAX / 4);
+        budgets(&node)[0]
+    };
+    assert_eq!(budgets_at(&mut agent, 0.2, 5), 1024, "the last look was five seconds ago");
+    assert_eq!(budgets_at(&mut agent, 0.2, 10), 992);
+    assert_eq!(budgets_at(&mut agent, 0.2, 11), 992);
+    assert_eq!(budgets_at(&mut agent, 0.02, 20), 992, "neither short nor not");
+    assert_eq!((agent.withheld_bytes() / MIB, agent.pressure()), (32, 0.02));
+    for seconds in (30..200).step_by(10) {
+        assert!(budgets_at(&mut agent, 0.9, seconds) >= 900, "the least that was promised");
+    }
+    assert_eq!(agent.withheld_bytes() / MIB, 256, "a quarter at most");
+    for seconds in (200..290).step_by(10) {
+        budgets_at(&mut agent, 0.0, seconds);
+    }
+    assert_eq!((budgets_at(&mut agent, 0.0, 290), agent.withheld_bytes()), (1024, 0));
 }

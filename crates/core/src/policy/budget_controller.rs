@@ -99,9 +99,14 @@ impl ActivityWindow {
         if self.waited_ns < self.busy_ns { self.busy_ns - self.waited_ns } else { self.busy_ns }
     }
 
+    /// Returns the slowdown: all time as a multiple of the useful time.
+    pub fn slowdown(&self) -> f64 {
+        slowdown(self.waited_ns, self.useful_ns())
+    }
+
     /// Returns the time lost as a part of the useful time.
     pub(super) fn lost(&self) -> f64 {
-        slowdown(self.waited_ns, self.useful_ns()) - 1.0
+        self.slowdown() - 1.0
     }
 
     /// Returns the activity of this window and the next one together.

@@ -95,6 +95,12 @@ pub struct AgentStatus {
     pub overflow_bytes: u64,
     /// Most that `overflow_bytes` may be; `None` without a bound.
     pub far_bytes: Option<u64>,
+    /// Part of `near_bytes` that is not divided now, because the node is short of memory.
+    #[serde(default)]
+    pub withheld_bytes: u64,
+    /// Part of the last seconds in which everything on the node waited for memory, in millionths.
+    #[serde(default)]
+    pub pressure_ppm: u64,
     /// Rule by which near memory is divided.
     pub policy: String,
     /// Jobs, in the order of their arrival.
@@ -122,6 +128,9 @@ pub struct AgentStatusRow {
     pub measured_bytes: u64,
     /// Whether it keeps within what it was told.
     pub is_kept: bool,
+    /// Slowdown by far memory between the last two divisions; `None` if the job did too little.
+    #[serde(default)]
+    pub slowdown: Option<f64>,
 }
 
 /// Reason why bytes are no message.

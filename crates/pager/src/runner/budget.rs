@@ -107,7 +107,7 @@ impl BudgetDriver {
 }
 
 /// Returns the events between two readings as a window.
-fn window(now: &JobTotals, before: Option<&JobTotals>, busy_ns: u64) -> ActivityWindow {
+pub(super) fn window(now: &JobTotals, before: Option<&JobTotals>, busy_ns: u64) -> ActivityWindow {
     let since = |name: &str| now.count(name).saturating_sub(before.map_or(0, |before| before.count(name))) as f64;
     let served_ns = total_ns(&now.fault_ns_since(before)) + since("faults") * SIGNAL_NS;
     ActivityWindow {

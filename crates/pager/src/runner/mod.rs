@@ -45,4 +45,4 @@ pub use report::{ByteSize, CompactCount, Latency, PagerFailure, Report, mode_nam
 pub use requests::{cancel_switch, switch_pool};
 pub use slot_monitor::{JobTotals, state_name};
 pub use sys::{die_by, poll};
-pub use watched::{ProcessTree, WatchedJob, agent_socket};
+pub use watched::{JobActivity, ProcessTree, WatchedJob, agent_socket};

@@ -2,7 +2,7 @@
 //! of the job say.
 
 use super::block::Requests;
-use super::{ControlBlock, NearStatus, offer_near, processes, sys};
+use super::{ControlBlock, JobTotals, NearStatus, budget, offer_near, processes, sys};
 use farfield_core::policy::cluster::JobClaim;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,6 +14,17 @@ use std::time::Duration;
 
 /// Maximum number of processes that are looked at for one job. A job with more counts as these.
 const PROCESSES_MAX: usize = 1 << 16;
+
+/// Processor time below which a job did too little for a slowdown.
+const BUSY_NS_MIN: f64 = 2e8;
+
+/// What a job had done at an earlier look, for [`WatchedJob::slowdown_since`].
+#[derive(Debug, Default)]
+pub struct JobActivity {
+    totals: Option<JobTotals>,
+    /// Processor time of each process in nanoseconds.
+    busy: BTreeMap<u32, u64>,
+}
 
 /// Running job, watched from outside.
 pub struct WatchedJob {
@@ -86,8 +97,7 @@ impl WatchedJob {
     /// from its runner, without its private server. Memory that processes share after a fork is
     /// counted once if more than `enough_bytes` would be counted otherwise, which takes longer.
     pub fn resident_bytes(&self, tree: &ProcessTree, enough_bytes: u64) -> u64 {
-        let server = self.control.config().server_pid.load(Ordering::Relaxed);
-        let pids = tree.descendants(self.runner, server);
+        let pids = self.descendants(tree);
         let bytes: u64 = pids.iter().map(|pid| field(*pid, "status", "RssAnon:").unwrap_or(0)).sum();
         if bytes <= enough_bytes {
             return bytes;
@@ -95,6 +105,25 @@ impl WatchedJob {
         let shared_once =
             |pid: &u32| field(*pid, "smaps_rollup", "Pss_Anon:").or_else(|| field(*pid, "status", "RssAnon:"));
         pids.iter().filter_map(shared_once).sum()
+    }
+}
+
+impl WatchedJob {
+    fn descendants(&self, tree: &ProcessTree) -> Vec<u32> {
+        tree.descendants(self.runner, self.control.config().server_pid.load(Ordering::Relaxed))
+    }
+
+    /// Measures how many times as long the job has taken since an earlier look as it would have without
+    /// faults: their times as its processes count them, and the processor time of these processes as
+    /// the kernel does. `None` at the first look, and if the job did too little.
+    pub fn slowdown_since(&self, before: &mut JobActivity, tree: &ProcessTree) -> Option<f64> {
+        let time_of = |pid: u32| Some((pid, u64::try_from(sys::processor_time(pid)?.as_nanos()).ok()?));
+        let busy: BTreeMap<u32, u64> = self.descendants(tree).into_iter().filter_map(time_of).collect();
+        let totals = JobTotals::read(&self.control);
+        let busy_ns = busy.iter().map(|(pid, ns)| ns.saturating_sub(*before.busy.get(pid).unwrap_or(&0))).sum();
+        let window = before.totals.as_ref().map(|before| budget::window(&totals, Some(before), busy_ns));
+        *before = JobActivity { totals: Some(totals), busy };
+        window.filter(|window| window.busy_ns >= BUSY_NS_MIN).map(|window| window.slowdown())
     }
 }
 

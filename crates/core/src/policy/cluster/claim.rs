@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most points of a claim's curve.
 pub const POINTS_MAX: usize = 32;
+/// Points of the curve of a job that knows none. A line would make all divisions among such jobs alike.
+const ASSUMED_POINTS: usize = 9;
 /// Run time in seconds of a job of which none is known.
 const SECONDS_UNKNOWN: f64 = 3600.0;
 
@@ -56,7 +58,10 @@ impl JobClaim {
             return Err(ClaimError::Least { least_bytes, memory_bytes });
         }
         let least = least_bytes as f64 / memory_bytes as f64;
-        let assumed = [Point { near: least, slowdown: 1.0 / least }, Point { near: 1.0, slowdown: 1.0 }];
+        let assumed: [Point; ASSUMED_POINTS] = core::array::from_fn(|step| {
+            let near = least + (1.0 - least) * step as f64 / (ASSUMED_POINTS - 1) as f64;
+            Point { near, slowdown: 1.0 / near }
+        });
         let points = if self.slowdowns.is_empty() { &assumed[..] } else { &self.slowdowns };
         let is_point = |point: &Point| point.near > 0.0 && point.near <= 1.0 && point.slowdown > 0.0;
         if points.len() > POINTS_MAX || !points.iter().all(is_point) {

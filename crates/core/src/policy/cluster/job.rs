@@ -131,6 +131,11 @@ impl JobClass {
         Ok(class)
     }
 
+    /// Returns the class with another run time. Fails as [`JobClass::new`] does.
+    pub(super) fn with_run_time(&self, run_time: RunTime) -> Result<JobClass, ClassError> {
+        JobClass::with_floor(self.cores, self.memory_bytes, self.least, self.floor, run_time)
+    }
+
     /// Returns the cores that a job of this class takes.
     pub fn cores(&self) -> u32 {
         self.cores

@@ -7,13 +7,14 @@
 //! for beyond its near memory, whoever of them has it.
 //!
 //! A policy is a division and an order of the waiting jobs ([`order`]). On a real node, budgets then
-//! follow the division as memory moves ([`node`]); in a real cluster, a scheduler of its own has the
+//! follow the division as memory moves ([`node`]), and curves what jobs show ([`learned`]); in a real cluster, a scheduler of its own has the
 //! queue, and jobs pass a gate in front of it ([`gate`]).
 
 pub mod claim;
 pub mod fit;
 pub mod gate;
 pub mod job;
+pub mod learned;
 pub mod node;
 pub mod order;
 pub mod split;
@@ -22,6 +23,7 @@ pub use claim::{ClaimError, JobClaim};
 pub use fit::{Cluster, NodeShape, Shortage};
 pub use gate::{GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, decide};
 pub use job::{ClassError, JobClass, RunTime};
+pub use learned::LearnedCurve;
 pub use node::JobBudget;
 pub use order::{QueueHead, QueueOrder};
 pub use split::{JobProgress, LeastSharesExceedNode, SplitRule, Splitter};

@@ -26,6 +26,8 @@ const ROUNDS_MAX: usize = 5;
 const CONVERGED: f64 = 0.03;
 /// Halvings of the interval of the multiplier. The rest is found step by step.
 const HALVINGS: usize = 8;
+/// Value of λ with which N - λ C is the total time of all bytes, apart from a constant.
+const TOTAL_TIME: f64 = -1.0;
 /// Part of a job's work that is counted as left at least, as published: a job about to end is not
 /// given up.
 const REMAINING_MIN: f64 = 0.05;
@@ -72,6 +74,19 @@ impl MemoryTime {
     pub(super) fn split(&mut self, jobs: &[JobProgress], memory_bytes: u64, shares: &mut [f64]) {
         self.weights.clear();
         self.weights.extend(jobs.iter().map(|job| job.remaining.max(REMAINING_MIN)));
+        self.minimise_ratio(jobs, memory_bytes, shares);
+    }
+
+    /// Improves a division in the same way if that saves near memory-time. If no division does, the
+    /// least ratio would be that of the division that slows jobs most, so the total time is minimised.
+    pub(super) fn split_if_worth(&mut self, jobs: &[JobProgress], memory_bytes: u64, shares: &mut [f64]) {
+        self.split(jobs, memory_bytes, shares);
+        if self.ratio(jobs, shares) > 0.0 && self.minimise(jobs, memory_bytes as f64, TOTAL_TIME) {
+            shares.copy_from_slice(&self.trial);
+        }
+    }
+
+    fn minimise_ratio(&mut self, jobs: &[JobProgress], memory_bytes: u64, shares: &mut [f64]) {
         let mut lambda = self.ratio(jobs, shares);
         for _ in 0..ROUNDS_MAX {
             if !self.minimise(jobs, memory_bytes as f64, lambda) {

@@ -26,7 +26,7 @@ pub enum SplitRule {
     /// each class.
     MemoryTime,
     /// Memory-time with the least share of each job as the bound, which keeps the promise of its
-    /// admission.
+    /// admission. Where far memory can only slow jobs, the least total time.
     Worth,
 }
 
@@ -95,9 +95,13 @@ impl Splitter {
         match self.rule {
             SplitRule::Uniform => proportional::uniform(jobs.iter().map(of), memory_bytes, shares),
             SplitRule::Variable => proportional::variable(jobs.iter().map(of), asked - memory_bytes, shares),
-            SplitRule::MemoryTime | SplitRule::Worth => {
+            SplitRule::MemoryTime => {
                 proportional::variable(jobs.iter().map(of), asked - memory_bytes, shares);
                 self.memory_time.split(jobs, memory_bytes, shares);
+            }
+            SplitRule::Worth => {
+                proportional::variable(jobs.iter().map(of), asked - memory_bytes, shares);
+                self.memory_time.split_if_worth(jobs, memory_bytes, shares);
             }
         }
         Ok(())

@@ -108,9 +108,18 @@ fn what_hardly_needs_its_memory_gives_it_up() {
     assert!((shares[0] - 0.6).abs() < 1e-9 && shares[1] == 1.0, "{shares:?}");
 }
 
+/// What jobs take with these shares, by their memory and what is left of their work.
+fn total_time(classes: &[JobClass], jobs: &[JobProgress], shares: &[f64]) -> f64 {
+    let of = |(job, share): (&JobProgress, &f64)| {
+        let class = &classes[job.class];
+        job.remaining.max(0.05) * class.memory_bytes() as f64 * class.run_time().at(*share)
+    };
+    jobs.iter().zip(shares).map(of).sum()
+}
+
 #[test]
-fn worth_is_close_to_the_exact_division() {
-    let mut gaps = Vec::new();
+fn memory_time_is_close_to_the_exact_division_and_worth_is_where_it_pays() {
+    let (mut paid, mut gaps) = (0, Vec::new());
     for seed in 0..120 {
         let mut random = fastrand::Rng::with_seed(seed);
         // Steps of one, two, … bytes.
@@ -120,14 +129,24 @@ fn worth_is_close_to_the_exact_division() {
         let asked: u64 = jobs.iter().map(|job| classes[job.class].memory_bytes()).sum();
         let memory = (asked as f64 * (0.55 + 0.4 * random.f64())) as u64;
         let exact = oracle::best_ratio(&classes, &jobs, memory as usize);
-        let mut splitter = Splitter::new(SplitRule::Worth, &classes);
-        let mut shares = Vec::new();
-        splitter.split(&classes, &jobs, memory, &mut shares).unwrap();
-        let ours = splitter.memory_time.objective(&jobs, &shares);
+        let [(ours, shares), (_, worth)] = [SplitRule::MemoryTime, SplitRule::Worth].map(|rule| {
+            let mut splitter = Splitter::new(rule, &classes);
+            let mut shares = Vec::new();
+            splitter.split(&classes, &jobs, memory, &mut shares).unwrap();
+            (splitter.memory_time.objective(&jobs, &shares), shares)
+        });
+        if ours <= 0.0 {
+            assert_eq!(shares, worth);
+            paid += 1;
+        } else {
+            let [times, least] = [&shares, &worth].map(|shares| total_time(&classes, &jobs, shares));
+            assert!(least <= times * 1.01, "{seed}: {least} and {times}");
+        }
         // Where little is far, the ratio passes through 0.
         gaps.push((ours - exact) / exact.abs().max(0.05));
     }
     gaps.sort_by(f64::total_cmp);
     let at = |part: usize| gaps[(gaps.len() - 1) * part / 100];
+    assert!((60..120).contains(&paid), "{paid} of 120 save near memory-time");
     assert!(at(50) < 0.005 && at(90) < 0.04 && at(100) < 0.5, "{} {} {}", at(50), at(90), at(100));
 }
