@@ -7,8 +7,8 @@
 //! for beyond its near memory, whoever of them has it.
 //!
 //! A policy is a division and an order of the waiting jobs ([`order`]). On a real node, budgets then
-//! follow the division as memory moves ([`node`]), and curves what jobs show ([`learned`]); in a real cluster, a scheduler of its own has the
-//! queue, and jobs pass a gate in front of it ([`gate`]).
+//! follow the division as memory moves ([`node`]), and curves what jobs show ([`learned`]); in a real
+//! cluster, a scheduler of its own has the queue, and jobs pass a gate in front of it ([`gate`]).
 
 pub mod claim;
 pub mod fit;
