@@ -114,7 +114,7 @@ fn start_masked(path: &CStr, library: &CStr, blocks: start::Blocks) -> Result<()
             }
         }
     }
-    start::install_filter()
+    start::install_filter(RUNTIME.config().capture())
 }
 
 /// Checks everything that can make a late start impossible. Changes nothing.

@@ -7,6 +7,7 @@
 
 pub mod aio;
 pub mod arm;
+pub mod arrays;
 pub mod async_io;
 pub mod call;
 pub mod clone;
