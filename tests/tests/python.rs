@@ -121,7 +121,7 @@ fn the_budget_is_told_changed_and_not_contradicted() {
 
 #[test]
 fn refused_starts_change_nothing() {
-    check(&["refusals", "limit", "mask", "forbidden", "interrupt"]);
+    check(&["refusals", "limit", "mask", "untraced", "forbidden", "interrupt"]);
 }
 
 #[test]

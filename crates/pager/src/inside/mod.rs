@@ -17,6 +17,7 @@ pub mod emulate;
 pub mod evict;
 pub mod exec;
 pub mod fault;
+pub mod foreign_mask;
 pub mod forking;
 pub mod heap;
 pub mod huge;
