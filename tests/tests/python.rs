@@ -103,6 +103,16 @@ fn processes_of_a_job_follow_the_recipes() {
 }
 
 #[test]
+fn the_tutorial_can_be_followed() {
+    let Some(python) = python() else { return };
+    let scratch = Scratch::new("tutorial");
+    let notebook = project().join("python/examples/tutorial.ipynb");
+    let notebook = notebook.to_str().expect("UTF-8");
+    let ended = command(&scratch, python, &[&program("tutorial.py"), notebook]).run();
+    assert_ok("tutorial", &ended);
+}
+
+#[test]
 fn notebooks_and_foreign_workers_follow_the_recipes() {
     if deep() {
         follow(&["pytest", "jupyter", "dask", "ray"]);

@@ -87,10 +87,10 @@ pub fn lock() -> impl Sized {
 }
 
 /// Pages for near arrays. The gate keeps them outside of the window.
-struct NearPages;
+struct ArrayPages;
 
 // SAFETY: hands out fresh private mappings and takes the same back.
-unsafe impl dlmalloc::Allocator for NearPages {
+unsafe impl dlmalloc::Allocator for ArrayPages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let Ok(address) = memory::map_anonymous(size) else { return (ptr::null_mut(), 0, 0) };
         if size >= HUGE_BYTES {
@@ -125,8 +125,8 @@ unsafe impl dlmalloc::Allocator for NearPages {
     }
 }
 
-static NEAR_HEAP: SpinLock<dlmalloc::Dlmalloc<NearPages>> =
-    SpinLock::new(dlmalloc::Dlmalloc::new_with_allocator(NearPages));
+static NEAR_HEAP: SpinLock<dlmalloc::Dlmalloc<ArrayPages>> =
+    SpinLock::new(dlmalloc::Dlmalloc::new_with_allocator(ArrayPages));
 
 unsafe extern "C" fn near_malloc(_: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: the lock makes it exclusive.

@@ -60,8 +60,8 @@ pub enum LateStartError {
     ThreadFilter { tid: u32 },
     #[error(
         "thread {tid} blocks SIGBUS or SIGSYS, which far memory needs, and they cannot be unblocked from outside \
-         ({errno}): allow the system call `ptrace`, switch far memory on before that thread is started, or unblock both \
-         signals in it"
+         ({errno}): allow the system call `ptrace`, switch far memory on before that thread is started, or unblock \
+         both signals in it"
     )]
     ThreadMask { tid: u32, errno: Errno },
     #[error("the threads of this process cannot be examined: {error}; far memory needs /proc")]
