@@ -16,7 +16,7 @@ const SUMMARY: &str = "docs/site/SUMMARY.md";
 /// Builds the site in `target/site/book`, and follows each of its links.
 pub(crate) fn site() -> Result<()> {
     let root = chores::project();
-    let read = |path: &str| read_page(&root, path);
+    let read = |path: &str| read_page(root, path);
     let folder = chores::target().join("site");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -187,7 +187,7 @@ mod tests {
         let named = pages(&summary);
         assert_eq!(named.len(), links(&summary).count());
         for page in &named {
-            let text = read_page(&root, page).unwrap();
+            let text = read_page(root, page).unwrap();
             with_links(&text, page, &named, |path| root.join(path).exists()).unwrap();
         }
         let mut missing = Vec::new();
