@@ -29,9 +29,8 @@ def is_far(array):
 
 
 def handler(array):
-    from numpy.core.multiarray import get_handler_name
-
-    return get_handler_name(array)
+    core = np._core if np.__version__[0] > "1" else np.core
+    return core.multiarray.get_handler_name(array)
 
 
 def refused(kind, *words, place=farfield.far):
@@ -66,8 +65,6 @@ def only_arrays(_):
     stats = job.stats()
     assert stats.far_bytes > 24 << 20 and stats.near_peak_bytes < 48 << 20, stats
     assert len(others) == 16_004 and mapping[-1] == 0
-    windows = [line for line in open("/proc/self/maps") if line.startswith("2")]
-    assert all("rw-p" not in line or int(line[:12], 16) >> 40 < 0x2C for line in windows)
     del far
     deadline_free(job)
     try:
