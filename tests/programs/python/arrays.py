@@ -276,6 +276,26 @@ def travels(_):
     assert len(stream.getvalue()) > COUNT * 8
 
 
+def many(_):
+    """More arrays than the kernel has mappings for if each were one: here they are few, and so is the time."""
+    farfield.enable(near="64M", what="arrays")
+
+    def mappings():
+        with open("/proc/self/maps") as file:
+            return sum(1 for _ in file)
+
+    before = mappings()
+    with farfield.far():
+        arrays = [np.full(1 << 20 if number % 2 else 100_000, number % 251, np.uint8) for number in range(200)]
+        arrays += [np.empty(1 << 20, np.uint8) for _ in range(2800)]
+    assert mappings() - before < 200, mappings() - before
+    assert all((array == number % 251).all() for number, array in enumerate(arrays[:200]))
+    del arrays[::2]
+    with farfield.far():
+        again = np.full(3 << 20, 5, np.uint8)
+    assert (again == 5).all() and all((array == (2 * at + 1) % 251).all() for at, array in enumerate(arrays[:100]))
+
+
 def contexts(_):
     """Who has the handler: contexts of Python, which new threads begin without, and tasks copy."""
     farfield.enable(near=NEAR, what="arrays")

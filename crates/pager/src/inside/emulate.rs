@@ -189,7 +189,9 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
             if let Some(address) = near_hint(address, rounded, args) {
                 return CallOutcome::Done(address as isize);
             }
-            let Some(range) = space.find((rounded / PAGE_BYTES) as u64) else { return error(libc::ENOMEM) };
+            let pages = (rounded / PAGE_BYTES) as u64;
+            let found = if address == window::ANYWHERE { space.find_packed(pages) } else { space.find(pages) };
+            let Some(range) = found else { return error(libc::ENOMEM) };
             place(&mut space, range, prot)
         }
     }
