@@ -86,6 +86,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/traces.toml"),
         include_str!("../experiments/paging/write.toml"),
         include_str!("../experiments/serving/tenants.toml"),
+        include_str!("../experiments/serving/tls.toml"),
         include_str!("../experiments/share/affinity.toml"),
         include_str!("../experiments/share/counts.toml"),
         include_str!("../experiments/share/deref.toml"),

@@ -72,6 +72,10 @@ pub(crate) enum Peer {
     RedisCluster,
     /// A `farfield serve` of the driver, through one lane.
     Lane,
+    /// The same, encrypted by the server and the program.
+    TlsLane,
+    /// The same in clear, through a tunnel of stunnel that encrypts it.
+    TunnelLane,
     /// The same, and its memory shared.
     SharedLane,
     /// The same, read through this provider of libfabric.
@@ -174,6 +178,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-adapt" => Contender::FarfieldAt(Chooser::Profile),
         "farfield-adapt-late" => Contender::FarfieldAt(Chooser::Nobody),
         "lane-tcp" => Contender::Peer(Peer::Lane),
+        "lane-tls" => Contender::Peer(Peer::TlsLane),
+        "lane-tunnel" => Contender::Peer(Peer::TunnelLane),
         "lane-shm" => Contender::Peer(Peer::SharedLane),
         "lane-fabric-tcp" => Contender::Peer(Peer::FabricLane("tcp")),
         "lane-mirror" => Contender::Peer(Peer::MirrorLane),
@@ -229,7 +235,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-shm, lane-fabric-tcp, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
@@ -429,6 +435,11 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::Redis => vec![Server::redis(job)?],
         Peer::RedisCluster => Server::redis_cluster(job, REDIS_NODES)?,
         Peer::Lane | Peer::OneSided => tcp(1)?,
+        Peer::TlsLane => vec![Server::tls(job)?],
+        Peer::TunnelLane => {
+            let server = server_at(Far::Tcp, "server", job)?;
+            vec![Server::tunnel(job, &server)?, server]
+        }
         Peer::CalledUnbatched => vec![Server::with_workloads(job, &address(Far::Tcp, "server", job))?],
         Peer::CalledHere(far) | Peer::CalledThere(far) | Peer::CalledAnywhere(far) => {
             let server = Server::with_workloads(job, &address(far, "server", job))?;
@@ -459,6 +470,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
     let url = match peer {
         Peer::Redis | Peer::Lane | Peer::SharedLane => urls,
         Peer::RedisCluster => format!("redis-cluster:{}", urls.replace("redis:", "")),
+        Peer::TlsLane | Peer::TunnelLane => servers[0].url.clone(),
         Peer::FabricLane(_) => format!("fabric:{urls}"),
         Peer::CalledHere(_) => format!("client:{urls}"),
         Peer::CalledUnbatched => format!("unbatched:{urls}"),

@@ -10,13 +10,13 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const READY_WITHIN: Duration = Duration::from_secs(20);
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
-const REDIS_TRIES: u32 = 3;
+const PORT_TRIES: u32 = 3;
 
 /// A server of the driver; stopped when dropped.
 pub(crate) struct Server {
@@ -41,6 +41,60 @@ impl Server {
     /// Starts a memory server whose tenants are in this file.
     pub(crate) fn with_tenants(job: &Job<'_>, tokens: &Path) -> Result<Server> {
         Server::farfield_with(job, "tcp://127.0.0.1:0", &["--token-file", &tokens.display().to_string()])
+    }
+
+    /// Starts a memory server that speaks `tls://` alone, with an authority of its own. Its URL names a
+    /// certificate for the client, which it wants.
+    pub(crate) fn tls(job: &Job<'_>) -> Result<Server> {
+        let certificates = Certificates::make(job)?;
+        let [ca, cert, key] = [&certificates.ca, &certificates.server, &certificates.server_key].map(|path| text(path));
+        let options = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca];
+        let mut server = Server::farfield_with(job, "tls://127.0.0.1:0", &options)?;
+        let [cert, key] = [&certificates.client, &certificates.client_key].map(|path| text(path));
+        server.url = format!("{}?ca={ca}&cert={cert}&key={key}", server.url);
+        Ok(server)
+    }
+
+    /// Starts a stunnel in front of a memory server that speaks `tcp://`: what comes in clear at its URL goes
+    /// encrypted to another service of it, which sends it on in clear. Both sides have certificates.
+    pub(crate) fn tunnel(job: &Job<'_>, server: &Server) -> Result<Server> {
+        let certificates = Certificates::make(job)?;
+        let [ca, cert, key] = [&certificates.ca, &certificates.server, &certificates.server_key].map(|path| text(path));
+        let [client, client_key] = [&certificates.client, &certificates.client_key].map(|path| text(path));
+        let to = server.url.trim_start_matches("tcp://");
+        let mut failure = anyhow!("no port for stunnel");
+        // It cannot say which port it got, so it is told two that were free a moment ago.
+        for _ in 0..PORT_TRIES {
+            let (near, far) = (free_port()?, free_port()?);
+            let settings = format!(
+                "foreground = yes\npid =\nsocket = l:TCP_NODELAY=1\nsocket = r:TCP_NODELAY=1\nCAfile = {ca}\n\
+                 verifyChain = yes\n[client]\nclient = yes\naccept = 127.0.0.1:{near}\n\
+                 connect = 127.0.0.1:{far}\ncert = {client}\nkey = {client_key}\n[server]\n\
+                 accept = 127.0.0.1:{far}\nconnect = {to}\ncert = {cert}\nkey = {key}\n"
+            );
+            let file = job.scratch.join("stunnel.conf");
+            fs::write(&file, settings)?;
+            let (out, err) = (job.scratch.join("stunnel.stdout"), job.scratch.join("stunnel.stderr"));
+            let started = ["stunnel", "stunnel4"].into_iter().find_map(|program| {
+                let mut command = Command::new(program);
+                command.arg(&file);
+                let started = Server::start(command, &out, &err);
+                let is_absent = started.as_ref().is_err_and(is_not_found);
+                (!is_absent).then_some(started)
+            });
+            let Some(started) = started else {
+                return Err(unavailable("stunnel is not installed", "install stunnel (Debian: stunnel4)"));
+            };
+            let mut tunnel = started?;
+            let addresses = [near, far].map(|port| format!("127.0.0.1:{port}"));
+            let listens = || addresses.iter().all(|address| TcpStream::connect(address).is_ok());
+            match tunnel.wait_until_ready(&err, || Ok(listens().then(|| format!("tcp://{}", addresses[0])))) {
+                Ok(()) => return Ok(tunnel),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
     }
 
     /// One that takes code.
@@ -136,7 +190,7 @@ impl Server {
     fn redis_with(job: &Job<'_>, name: &str, options: &[&str]) -> Result<Server> {
         let mut failure = anyhow!("no port for redis");
         // Redis cannot say which port it got, so it is told one that was free a moment ago.
-        for _ in 0..REDIS_TRIES {
+        for _ in 0..PORT_TRIES {
             let port = free_port()?;
             let mut command = Command::new("redis-server");
             command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
@@ -144,9 +198,7 @@ impl Server {
             let (out, err) = (job.scratch.join(format!("{name}.stdout")), job.scratch.join(format!("{name}.stderr")));
             let mut server = match Server::start(command, &out, &err) {
                 Ok(server) => server,
-                Err(error)
-                    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound) =>
-                {
+                Err(error) if is_not_found(&error) => {
                     return Err(unavailable("redis-server is not installed", "install Redis"));
                 }
                 Err(error) => return Err(error),
@@ -205,6 +257,46 @@ impl Server {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
         cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
     }
+}
+
+/// Files of an authority, and of a server and a client that it vouches for.
+struct Certificates {
+    ca: PathBuf,
+    server: PathBuf,
+    server_key: PathBuf,
+    client: PathBuf,
+    client_key: PathBuf,
+}
+
+impl Certificates {
+    /// Makes them in the scratch folder, once, by `farfield cert`.
+    fn make(job: &Job<'_>) -> Result<Certificates> {
+        let folder = job.scratch.join("certificates");
+        let file = |name: &str| folder.join(name);
+        let made = Certificates {
+            ca: file("ca.pem"),
+            server: file("127.0.0.1.pem"),
+            server_key: file("127.0.0.1.key"),
+            client: file("bench.pem"),
+            client_key: file("bench.key"),
+        };
+        if made.client.is_file() {
+            return Ok(made);
+        }
+        for (kind, name) in [("init", None), ("server", Some("127.0.0.1")), ("client", Some("bench"))] {
+            let output = Command::new(binary(job)?).args(["cert", kind]).arg(&folder).args(name).output()?;
+            ensure!(output.status.success(), "farfield cert {kind}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(made)
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn is_not_found(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Why a server does not have a provider of libfabric, if that is why it ended.

@@ -6,8 +6,12 @@
 From then on, memory that the process maps (arrays, frames, Arrow buffers) is near or far: at most
 `near` bytes of it are in this machine's memory, and the rest is where `far` says. What was
 allocated before stays near and does not count. Far memory cannot be switched off again.
+
+`with farfield.near():` and `with farfield.far():` choose for the arrays of NumPy that are made
+inside; after `enable(what="arrays")`, only those of `far()` are far.
 """
 
+from ._arrays import ArrayPlace, far, near
 from ._job import Job, Stats, current_job, doctor, enable
 from ._errors import (
     BudgetError,
@@ -15,6 +19,7 @@ from ._errors import (
     FarfieldError,
     FarfieldWarning,
     JobEndedError,
+    NotEnabledError,
     NotSupportedError,
     ServerError,
 )
@@ -25,12 +30,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "ArrayPlace",
     "BudgetError",
     "ConflictError",
     "FarfieldError",
     "FarfieldWarning",
     "Job",
     "JobEndedError",
+    "NotEnabledError",
     "NotSupportedError",
     "ServerError",
     "Stats",
@@ -38,6 +45,8 @@ __all__ = [
     "current_job",
     "doctor",
     "enable",
+    "far",
+    "near",
 ]
 
 

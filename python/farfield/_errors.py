@@ -21,6 +21,10 @@ class ConflictError(FarfieldError):
     """Far memory is on already, with other arguments; the message says which."""
 
 
+class NotEnabledError(FarfieldError):
+    """Far memory is off in this process: `enable()` was not called."""
+
+
 class JobEndedError(FarfieldError):
     """The keeper of the job is gone: nobody can change the budget or the pool any more."""
 

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     # Imported where they are used: `import farfield` is to take no time.
     import ctypes
     import subprocess
+    from typing import Literal
 
 #: A number of bytes, or a text: "512M", "1.5G", "25%".
 Size = Union[int, str]
 
 _CONTROL = "FARFIELD_CONTROL"
 _MESSAGE_BYTES = 1024
+#: What may be far unless something else is asked for.
+_EVERYTHING = "everything"
 #: How long the keeper may take until far memory is ready: it opens every server, each within 10 s.
 _READY_WITHIN = 60.0
 
@@ -133,10 +136,12 @@ class _Arguments(NamedTuple):
     near: Optional[str]
     far: "tuple[str, ...]"
     slo: Optional[float]
+    what: str
 
     def __str__(self) -> str:
         words = [f"near={self.near!r}" if self.near else "", f"far={list(self.far)!r}" if self.far else ""]
         words.append(f"slo={self.slo!r}" if self.slo is not None else "")
+        words.append(f"what={self.what!r}" if self.what != _EVERYTHING else "")
         return f"enable({', '.join(word for word in words if word)})"
 
 
@@ -150,6 +155,7 @@ def enable(
     far: "Union[str, Sequence[str], None]" = None,
     slo: Optional[float] = None,
     token_file: "Union[str, os.PathLike[str], None]" = None,
+    what: "Literal['everything', 'arrays']" = "everything",
 ) -> Job:
     """Switches far memory on in this process and in those that it starts.
 
@@ -160,12 +166,15 @@ def enable(
     many times slower than with all memory near. `token_file` is a file whose first line is the
     token of the servers (default: the variable FARFIELD_TOKEN).
 
+    With `what="arrays"`, nothing is far but arrays of NumPy that are made inside of `with far():`, and
+    `near` limits only their memory: everything else stays as it was, at the same speed.
+
     Called again with the same arguments it does nothing. It blocks until far memory is ready, some
     tens of milliseconds, and lets other threads run meanwhile. It raises ConflictError,
     NotSupportedError, ServerError or BudgetError; then nothing was changed.
     """
     global _job
-    asked = _arguments(near, far, slo)
+    asked = _arguments(near, far, slo, what)
     with _lock:
         if _job is None:
             _job = _surrounding(asked) or _start(asked, token_file)
@@ -193,13 +202,17 @@ def doctor() -> bool:
     return done.returncode == 0
 
 
-def _arguments(near: Optional[Size], far: "Union[str, Sequence[str], None]", slo: Optional[float]) -> _Arguments:
+def _arguments(
+    near: Optional[Size], far: "Union[str, Sequence[str], None]", slo: Optional[float], what: str
+) -> _Arguments:
     urls = (far,) if isinstance(far, str) else tuple(far or ())
     if not all(isinstance(url, str) and url and "\0" not in url for url in urls):
         raise TypeError('far must be a URL, or a list of URLs: far="tcp://big:7400"')
     if slo is not None and (isinstance(slo, bool) or not isinstance(slo, (int, float))):
         raise TypeError("slo must be a number: 1.4 is 1.4 times the run time with all memory near")
-    return _Arguments(None if near is None else _size(near), urls, None if slo is None else float(slo))
+    if what not in (_EVERYTHING, "arrays"):
+        raise ValueError(f"what={what!r} is neither 'everything' nor 'arrays'")
+    return _Arguments(None if near is None else _size(near), urls, None if slo is None else float(slo), what)
 
 
 def _size(size: Size) -> str:
@@ -232,6 +245,11 @@ def _surrounding(asked: _Arguments) -> Optional[Job]:
     return job
 
 
+def is_inherited() -> bool:
+    """Returns whether this process was started in a job."""
+    return _inherited() is not None
+
+
 def _inherited() -> Optional[Job]:
     match = re.fullmatch(r"/proc/([0-9]+)/fd/[0-9]+", os.environ.get(_CONTROL, ""))
     return None if match is None else Job(int(match[1]), match[0], None)
@@ -240,7 +258,7 @@ def _inherited() -> Optional[Job]:
 def _start(asked: _Arguments, token_file: "Union[str, os.PathLike[str], None]") -> Job:
     import ctypes
 
-    library, path = _open_library()
+    library, path = open_library()
     words = [_programs.command(), "keep", "--background", "--quiet", "--for", str(os.getpid())]
     if asked.near is not None:
         words += ["--near", asked.near]
@@ -250,6 +268,8 @@ def _start(asked: _Arguments, token_file: "Union[str, os.PathLike[str], None]") 
         words += ["--slo", str(asked.slo)]
     if token_file is not None:
         words += ["--token-file", os.fspath(token_file)]
+    if asked.what != _EVERYTHING:
+        words += ["--what", asked.what]
     ready = _keeper(words)
     keeper = int(ready["pid"])
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
@@ -265,7 +285,8 @@ def _start(asked: _Arguments, token_file: "Union[str, os.PathLike[str], None]") 
     return Job(keeper, str(ready["control"]), asked)
 
 
-def _open_library() -> "tuple[ctypes.CDLL, str]":
+def open_library() -> "tuple[ctypes.CDLL, str]":
+    """Loads the library that serves far memory, and returns it with its path."""
     import ctypes
 
     if sys.platform != "linux" or os.uname().machine != "x86_64":

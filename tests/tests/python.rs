@@ -56,10 +56,14 @@ fn command(scratch: &Scratch, python: &Path, words: &[&str]) -> Command {
 
 /// Runs these situations, one after the other.
 fn check(names: &[&str]) {
+    check_in("situations.py", names);
+}
+
+fn check_in(file: &str, names: &[&str]) {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("situations");
     for name in names {
-        let ended = command(&scratch, python, &[&program("situations.py"), name]).run();
+        let ended = command(&scratch, python, &[&program(file), name]).run();
         assert_ok(name, &ended);
     }
 }
@@ -99,6 +103,16 @@ fn processes_of_a_job_follow_the_recipes() {
 }
 
 #[test]
+fn the_tutorial_can_be_followed() {
+    let Some(python) = python() else { return };
+    let scratch = Scratch::new("tutorial");
+    let notebook = project().join("python/examples/tutorial.ipynb");
+    let notebook = notebook.to_str().expect("UTF-8");
+    let ended = command(&scratch, python, &[&program("tutorial.py"), notebook]).run();
+    assert_ok("tutorial", &ended);
+}
+
+#[test]
 fn notebooks_and_foreign_workers_follow_the_recipes() {
     if deep() {
         follow(&["pytest", "jupyter", "dask", "ray"]);
@@ -117,7 +131,7 @@ fn the_budget_is_told_changed_and_not_contradicted() {
 
 #[test]
 fn refused_starts_change_nothing() {
-    check(&["refusals", "limit", "mask", "forbidden", "interrupt"]);
+    check(&["refusals", "limit", "mask", "untraced", "forbidden", "interrupt"]);
 }
 
 #[test]
@@ -125,8 +139,25 @@ fn a_process_of_a_job_keeps_that_job() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("inside");
     let words = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--", python.to_str().expect("UTF-8")];
-    let ended = command(&scratch, python, &[&words[..], &[&program("situations.py"), "inside"]].concat()).run();
-    assert_ok("inside", &ended);
+    for file in ["situations.py", "arrays.py"] {
+        let ended = command(&scratch, python, &[&words[..], &[&program(file), "inside"]].concat()).run();
+        assert_ok(file, &ended);
+    }
+}
+
+#[test]
+fn arrays_are_where_they_were_placed_and_nothing_else_moves() {
+    check_in("arrays.py", &["only_arrays", "among_everything", "refusals"]);
+}
+
+#[test]
+fn placed_arrays_outlive_their_block_and_change_their_size() {
+    check_in("arrays.py", &["lives", "sizes", "ends"]);
+}
+
+#[test]
+fn placed_arrays_travel_and_follow_contexts() {
+    check_in("arrays.py", &["travels", "contexts", "many"]);
 }
 
 #[test]

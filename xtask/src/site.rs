@@ -1,6 +1,6 @@
 //! The documents as a site with search, by mdBook.
 //!
-//! Pages keep their paths. Links to files that are no pages lead to the project's repository.
+//! Pages keep their paths, and notebooks become pages. Links to files that are no pages lead to the project's repository.
 
 use crate::chores;
 use anyhow::{Context, Result, bail, ensure};
@@ -16,7 +16,7 @@ const SUMMARY: &str = "docs/site/SUMMARY.md";
 /// Builds the site in `target/site/book`, and follows each of its links.
 pub(crate) fn site() -> Result<()> {
     let root = chores::project();
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).with_context(|| path.to_owned());
+    let read = |path: &str| read_page(root, path);
     let folder = chores::target().join("site");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -25,9 +25,12 @@ pub(crate) fn site() -> Result<()> {
     let pages = pages(&summary);
     let exists = |path: &str| root.join(path).exists();
     let from_root = summary.replace("](../../", "](").replace("](../", "](docs/");
-    write(&folder.join("src/SUMMARY.md"), &from_root)?;
+    write(&folder.join("src/SUMMARY.md"), &from_root.replace(NOTEBOOK, ".md"))?;
     for page in &pages {
-        write(&folder.join("src").join(page), &with_links(&read(page)?, page, &pages, exists)?)?;
+        write(
+            &folder.join("src").join(page.replace(NOTEBOOK, ".md")),
+            &with_links(&read(page)?, page, &pages, exists)?,
+        )?;
     }
     write(&folder.join("book.toml"), &read("docs/site/book.toml")?)?;
     let built = Command::new("mdbook").arg("build").arg(&folder).status();
@@ -39,6 +42,31 @@ pub(crate) fn site() -> Result<()> {
     let count = follow_links(&book)?;
     println!("{} pages, {count} links between them: {}", pages.len(), book.join("index.html").display());
     Ok(())
+}
+
+/// How the name of a notebook ends.
+const NOTEBOOK: &str = ".ipynb";
+
+/// Reads a page; of a notebook, what it is as a page.
+fn read_page(root: &Path, path: &str) -> Result<String> {
+    let text = std::fs::read_to_string(root.join(path)).with_context(|| path.to_owned())?;
+    if path.ends_with(NOTEBOOK) { notebook(&text, path).with_context(|| path.to_owned()) } else { Ok(text) }
+}
+
+/// Returns the cells of a notebook as a page that leads to the notebook itself.
+fn notebook(text: &str, path: &str) -> Result<String> {
+    let notebook: serde_json::Value = serde_json::from_str(text)?;
+    let mut page = String::new();
+    for cell in notebook["cells"].as_array().context("a notebook has cells")? {
+        let lines = cell["source"].as_array().context("a cell has lines")?;
+        let source: String = lines.iter().filter_map(serde_json::Value::as_str).collect();
+        match cell["cell_type"].as_str() {
+            Some("markdown") => page.push_str(&format!("{source}\n\n")),
+            _ => page.push_str(&format!("```python\n{source}\n```\n\n")),
+        }
+    }
+    page.push_str(&format!("This page is a notebook: [{path}]({FILES}{path}).\n"));
+    Ok(page)
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -85,7 +113,7 @@ fn with_links(text: &str, page: &str, pages: &BTreeSet<String>, exists: impl Fn(
         let leads_to = resolve(page, link).filter(|path| exists(path));
         let Some(path) = leads_to else { bail!("{page}: {link} leads nowhere") };
         let link_there = match pages.contains(&path) {
-            true => link.replace("README.md", "index.md"),
+            true => link.replace("README.md", "index.md").replace(NOTEBOOK, ".md"),
             false => format!("{FILES}{path}"),
         };
         placed.push_str(&text[done..at]);
@@ -141,13 +169,25 @@ mod tests {
     }
 
     #[test]
+    fn a_notebook_becomes_a_page() {
+        let cells = r##"{"cells": [{"cell_type": "markdown", "source": ["# A\n", "b [c](../d.md)"]},
+            {"cell_type": "code", "source": ["import x"]}]}"##;
+        let page = notebook(cells, "e/f.ipynb").unwrap();
+        let end = format!("This page is a notebook: [e/f.ipynb]({FILES}e/f.ipynb).\n");
+        assert_eq!(page, format!("# A\nb [c](../d.md)\n\n```python\nimport x\n```\n\n{end}"));
+        let pages = BTreeSet::from(["e/f.ipynb".to_owned()]);
+        assert_eq!(with_links("[f](e/f.ipynb)", "README.md", &pages, |_| true).unwrap(), "[f](e/f.md)");
+        assert!(notebook("{}", "e/f.ipynb").is_err());
+    }
+
+    #[test]
     fn the_summary_names_each_document_once_and_links_lead_somewhere() {
         let root = chores::project();
         let summary = std::fs::read_to_string(root.join(SUMMARY)).unwrap();
         let named = pages(&summary);
         assert_eq!(named.len(), links(&summary).count());
         for page in &named {
-            let text = std::fs::read_to_string(root.join(page)).unwrap();
+            let text = read_page(root, page).unwrap();
             with_links(&text, page, &named, |path| root.join(path).exists()).unwrap();
         }
         let mut missing = Vec::new();

@@ -5,6 +5,7 @@ use crate::size::Size;
 use anyhow::{Context, ensure};
 use clap::Args;
 use farfield_core::policy::budget_controller::Cadence;
+use farfield_pager::config::Capture;
 use farfield_pager::control::exit;
 use farfield_pager::runner::{self, ControlBlock, Options, SloOptions, machine};
 use serde_json::json;
@@ -37,6 +38,9 @@ pub(crate) struct KeepArgs {
     /// --far is then a pool of its own
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo)]
     slo: Option<f64>,
+    /// What may be far: all memory that the process maps, or only the NumPy arrays that it places far
+    #[arg(long, value_enum, default_value = "everything")]
+    what: WhatArg,
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
@@ -56,6 +60,13 @@ pub(crate) struct KeepArgs {
     /// Print no progress line and no summary
     #[arg(long, short)]
     quiet: bool,
+}
+
+/// What may be far, as an argument.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum WhatArg {
+    Everything,
+    Arrays,
 }
 
 const EXAMPLES: &str = "\
@@ -104,6 +115,10 @@ fn keep(args: KeepArgs) -> anyhow::Result<ExitCode> {
         places,
         mode: args.mode.into(),
         huge_pages: false,
+        capture: match args.what {
+            WhatArg::Everything => Capture::Everything,
+            WhatArg::Arrays => Capture::Arrays,
+        },
         far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,

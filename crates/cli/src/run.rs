@@ -9,6 +9,7 @@ use farfield_core::policy::cluster::JobClaim;
 use farfield_core::policy::cluster::claim::POINTS_MAX;
 use farfield_core::policy::curve::{Curve, Point};
 use farfield_core::policy::profile::Profile;
+use farfield_pager::config::Capture;
 use farfield_pager::control::{FaultMode, exit};
 use farfield_pager::runner::{self, AgentOptions, ByteSize, Options, ProgramExit, SloOptions, machine};
 use std::ffi::OsString;
@@ -178,6 +179,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         places,
         mode: args.mode.into(),
         huge_pages: args.huge_pages || huge_pages,
+        capture: Capture::Everything,
         far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,

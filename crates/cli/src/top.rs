@@ -3,6 +3,8 @@
 mod dashboard;
 mod heaps;
 mod metrics;
+#[cfg(feature = "otlp")]
+mod otlp;
 
 use crate::pool::PoolRow;
 use crate::server_stat::{ServerStats, StatClient, servers_of};
@@ -45,6 +47,11 @@ pub(crate) struct TopArgs {
     /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs, heaps and nodes of this user, until ^C
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
+    /// Send the same to a collector of OpenTelemetry instead, each time after --every: OTLP over HTTP, to /v1/metrics
+    /// if the URL has no path
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "http://HOST:PORT", conflicts_with_all = ["targets", "once", "json", "metrics", "serve"])]
+    otlp: Option<String>,
     /// Serve a page at http://ADDR:PORT/ instead, which shows all jobs and heaps of this user, their
     /// servers, and the servers that are named, until ^C. ADDR is a loopback address: 127.0.0.1
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "json", "every", "metrics"])]
@@ -88,6 +95,10 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
 fn show(args: TopArgs) -> anyhow::Result<()> {
     if let Some(address) = args.metrics {
         return metrics::serve(address);
+    }
+    #[cfg(feature = "otlp")]
+    if let Some(url) = &args.otlp {
+        return otlp::export(url, Duration::from_secs_f64(args.every));
     }
     let token = crate::token::read(args.token_file.as_deref())?;
     if let Some(address) = args.serve {

@@ -40,6 +40,17 @@ pub unsafe fn munmap(addr: usize, len: usize) -> Result<()> {
     unsafe { syscall(libc::SYS_munmap, [addr, len, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// Calls `mremap`; returns the address of the mapping, which has moved if it could not grow where it
+/// was and `may_move`.
+///
+/// # Safety
+/// Nobody may use the range afterwards, except at the address that is returned.
+pub unsafe fn mremap(addr: usize, old_len: usize, new_len: usize, may_move: bool) -> Result<usize> {
+    let flags = if may_move { libc::MREMAP_MAYMOVE } else { 0 };
+    // SAFETY: passed on to the caller.
+    unsafe { syscall(libc::SYS_mremap, [addr, old_len, new_len, flags as usize, 0, 0]) }
+}
+
 /// Calls `mprotect`.
 ///
 /// # Safety

@@ -27,6 +27,7 @@ pub const MAGIC: u64 = {
         size_of::<JobConfig>() as u64,
         core::mem::offset_of!(JobConfig, pool_epoch) as u64,
         core::mem::offset_of!(JobConfig, claim) as u64,
+        core::mem::offset_of!(JobConfig, capture) as u64,
         size_of::<RequestBlock>() as u64,
     ];
     let mut hash = u64::from_le_bytes(*b"FARFIELD");
@@ -44,6 +45,17 @@ pub const MAGIC: u64 = {
 };
 /// Multiplier of the Fowler-Noll-Vo hash.
 const FNV_PRIME: u64 = 0x100_0000_01b3;
+
+/// Which memory of a program becomes far-capable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Capture {
+    /// All large private anonymous mappings, and the program break.
+    Everything = 0,
+    /// Only arrays that the program places far ([`crate::inside::arrays`]). Calls of `mmap` and
+    /// `brk` that do not name the window stay the kernel's.
+    Arrays = 1,
+}
 
 /// Configuration of a job. The runner has it mapped writable, everybody else read-only: a store is
 /// SIGSEGV there.
@@ -63,6 +75,8 @@ pub struct JobConfig {
     /// 1 if memory lies in huge pages until some of it has to leave; 0: only where the program asks
     /// for huge pages.
     pub huge_pages: AtomicU32,
+    /// What becomes far-capable ([`Capture`] as number).
+    pub capture: AtomicU32,
     /// Near budget of the process tree, in bytes. It may change while the job runs.
     pub near_limit_bytes: AtomicU64,
     /// Most that the budget may be now, in bytes: the budget that the job began with, or the last
@@ -140,6 +154,14 @@ impl JobConfig {
             if self.pool_epoch.load(Ordering::SeqCst) == epoch {
                 return (epoch, urls, token);
             }
+        }
+    }
+
+    /// Returns which memory becomes far-capable.
+    pub fn capture(&self) -> Capture {
+        match self.capture.load(Ordering::Relaxed) {
+            1 => Capture::Arrays,
+            _ => Capture::Everything,
         }
     }
 

@@ -12,6 +12,7 @@
 //! - calls that could take away our signals, descriptors or address space (`rt_sigprocmask`,
 //!   `close_range`, `execve`, …).
 
+use crate::config::Capture;
 use crate::submission::SYS_IO_PGETEVENTS;
 use crate::window;
 use farfield_os::seccomp::Instruction;
@@ -171,10 +172,9 @@ const POINTERS: &[(libc::c_long, u8)] = &[
 
 /// Returns the calls with rules of their own. A call that its rule does not claim still goes
 /// through the test for pointers.
-fn rules() -> Vec<(libc::c_long, Rule)> {
+fn rules(capture: Capture) -> Vec<(libc::c_long, Rule)> {
     use Rule::*;
     let mut rules = vec![
-        (libc::SYS_brk, TrapUnlessZero(0)),
         (libc::SYS_close, TrapIfOurDescriptor(0)),
         (libc::SYS_dup2, TrapIfOurDescriptor(1)),
         (libc::SYS_dup3, TrapIfOurDescriptor(1)),
@@ -252,7 +252,11 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
     ] {
         rules.push((call, Trap));
     }
-    let mut known = Vec::new();
+    let mut known = match capture {
+        Capture::Everything => vec![(libc::SYS_brk, TrapUnlessZero(0))],
+        // The length of a mapping may look like a pointer, and so may a break.
+        Capture::Arrays => vec![(libc::SYS_mmap, Pointers(0b1)), (libc::SYS_brk, Pointers(0))],
+    };
     for &(call, mask) in POINTERS {
         if call == libc::SYS_ioctl {
             // A userfaultfd of the program's own; the second request names its buffer in a
@@ -266,8 +270,8 @@ fn rules() -> Vec<(libc::c_long, Rule)> {
 }
 
 /// Assembles the filter for the system calls of a program, whose loader makes its early calls from
-/// these places.
-pub fn program(loader: &[EarlyCall]) -> Vec<Instruction> {
+/// these places, and of whose memory `capture` becomes far-capable.
+pub fn program(loader: &[EarlyCall], capture: Capture) -> Vec<Instruction> {
     let mut code = Vec::new();
     let op = |code, constant| Instruction { code, jump_true: 0, jump_false: 0, constant };
     let jump = |code, constant, jump_true, jump_false| Instruction { code, jump_true, jump_false, constant };
@@ -332,10 +336,12 @@ pub fn program(loader: &[EarlyCall]) -> Vec<Instruction> {
     }
     mmap.extend([op(RET_K, RET_TRAP), op(RET_K, RET_ALLOW)]);
     code.push(op(LD_W_ABS, NUMBER));
-    code.push(jump(JEQ_K, libc::SYS_mmap as u32, 0, mmap.len() as u8));
-    code.extend(mmap);
+    if capture == Capture::Everything {
+        code.push(jump(JEQ_K, libc::SYS_mmap as u32, 0, mmap.len() as u8));
+        code.extend(mmap);
+    }
 
-    for (number, rule) in rules() {
+    for (number, rule) in rules(capture) {
         let body = match rule {
             Rule::Trap => {
                 let mut body = Vec::new();
@@ -462,7 +468,7 @@ mod tests {
     }
 
     fn verdict(number: libc::c_long, args: [usize; 6]) -> Verdict {
-        run(&program(&LOADER), number, 0x7f00_1234_5678, args)
+        run(&program(&LOADER, Capture::Everything), number, 0x7f00_1234_5678, args)
     }
 
     const LOADER: [EarlyCall; 3] = [
@@ -511,7 +517,9 @@ mod tests {
     fn the_gate_is_never_stopped() {
         for number in [libc::SYS_read, libc::SYS_mmap, libc::SYS_execve, libc::SYS_brk] {
             for gate in [window::GATE_OWN, window::GATE_FORWARD] {
-                assert_eq!(run(&program(&LOADER), number, gate + 2, [FAR; 6]), Verdict::Allow);
+                for capture in [Capture::Everything, Capture::Arrays] {
+                    assert_eq!(run(&program(&LOADER, capture), number, gate + 2, [FAR; 6]), Verdict::Allow);
+                }
             }
         }
     }
@@ -537,6 +545,28 @@ mod tests {
         assert_eq!(verdict(libc::SYS_mmap, [0, 1 << 20, 1, libc::MAP_PRIVATE as usize, 3, 0]), Verdict::Allow);
     }
 
+    /// All other memory of the program stays the kernel's, and calls about it do not trap.
+    #[test]
+    fn where_only_arrays_are_far_only_the_window_is_captured() {
+        let filter = program(&LOADER, Capture::Arrays);
+        let verdict = |number, args| run(&filter, number, 0x7f00_1234_5678, args);
+        let map = |addr: usize, len: usize, flags: usize| verdict(libc::SYS_mmap, [addr, len, 3, flags, usize::MAX, 0]);
+        for len in [1 << 20, 5 << 30, 1 << 40] {
+            assert_eq!(map(0, len, ANON), Verdict::Allow);
+            assert_eq!(map(0x7000_0000, len, ANON), Verdict::Allow);
+            assert_eq!(map(window::ANYWHERE, len, ANON), Verdict::Trap);
+        }
+        assert_eq!(map(FAR & !4095, 4096, ANON | libc::MAP_FIXED as usize), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_brk, [0x5555_0000_0000, 0, 0, 0, 0, 0]), Verdict::Allow);
+        assert_eq!(verdict(libc::SYS_brk, [0x1_2345_0000, 0, 0, 0, 0, 0]), Verdict::Allow);
+        for number in [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_mremap, libc::SYS_mprotect] {
+            assert_eq!(verdict(number, [0x7f00_0000_0000, 1 << 20, 0, 0, 0, 0]), Verdict::Allow);
+            assert_eq!(verdict(number, [FAR, 1 << 20, 0, 0, 0, 0]), Verdict::Trap);
+        }
+        assert_eq!(verdict(libc::SYS_read, [3, FAR, 1, 0, 0, 0]), Verdict::Trap);
+        assert_eq!(verdict(libc::SYS_fork, [0; 6]), Verdict::Trap);
+    }
+
     /// A program that is executed inside a job maps the gate, and the loader its files, before there is a handler.
     #[test]
     fn system_calls_before_the_handlers_pass() {
@@ -554,7 +584,8 @@ mod tests {
     /// Its tables are large when many libraries share symbols, and it says what it does not find.
     #[test]
     fn calls_of_the_loader_pass_and_the_same_calls_of_others_do_not() {
-        let from = |at: usize, number, args| run(&program(&LOADER), number, 0x7f12_3456_7000 + at, args);
+        let from =
+            |at: usize, number, args| run(&program(&LOADER, Capture::Everything), number, 0x7f12_3456_7000 + at, args);
         let map = [0, 17 << 12, 3, ANON, usize::MAX, 0];
         for at in [0xca3, 0x123] {
             assert_eq!(from(at, libc::SYS_mmap, map), Verdict::Allow);

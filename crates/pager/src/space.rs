@@ -88,6 +88,14 @@ impl Space {
         Some(PageRange { start, end: start + pages })
     }
 
+    /// Finds a free range like [`find`](Space::find), but side by side with others whatever its length: for
+    /// memory that is not expected to grow, of which there may be very many pieces.
+    pub fn find_packed(&self, pages: u64) -> Option<PageRange> {
+        assert!(pages > 0);
+        let packed = self.first_gap(self.small, pages, 1, 0);
+        packed.map(|start| PageRange { start, end: start + pages }).or_else(|| self.find(pages))
+    }
+
     /// Returns the first place in the zone for `pages` pages that keeps room free behind each
     /// neighbour. That room is `room` pages, but not more than the neighbour's length.
     fn first_gap(&self, zone: PageRange, pages: u64, align: u64, room: u64) -> Option<u64> {
@@ -227,6 +235,18 @@ mod tests {
     const SMALL: PageRange = PageRange { start: 1000, end: 3000 };
     const LARGE: PageRange = PageRange { start: 4096, end: 20480 };
 
+    #[test]
+    fn packed_mappings_are_one_entry_until_their_zone_is_full() {
+        let mut space = Space::new(SMALL, LARGE);
+        for _ in 0..7 {
+            let found = space.find_packed(280).expect("there is room");
+            space.map(found, 3);
+        }
+        assert_eq!(space.stretch(1000), Some((PageRange { start: 1000, end: 2960 }, 3)));
+        let found = space.find_packed(280).expect("in the other zone");
+        assert!(found.start >= LARGE.start && found.pages() == 280 && space.is_free(found), "{found:?}");
+    }
+
     /// Random operations against a page-by-page model.
     #[test]
     fn agrees_with_a_page_by_page_model() {
@@ -244,7 +264,8 @@ mod tests {
                 match random(5) {
                     0 => {
                         let pages = 1 + random(600);
-                        if let Some(found) = space.find(pages) {
+                        let found = if random(2) == 0 { space.find(pages) } else { space.find_packed(pages) };
+                        if let Some(found) = found {
                             assert!(space.is_free(found), "seed {seed}");
                             assert_eq!(found.pages(), pages);
                             space.map(found, prot);

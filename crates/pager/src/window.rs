@@ -26,6 +26,11 @@ pub const HIGH_END: u32 = ((BASE + LEN) >> 32) as u32;
 const _: () = assert!((LEN >> PAGE_SHIFT) as u64 == extents::FIRST_PAGE);
 const _: () = assert!((BASE + LEN).is_multiple_of(1 << 32));
 
+/// Address, in the last page of the window, that asks for far-capable memory wherever there is
+/// room. A call of `mmap` with this hint traps whatever else is captured, and no mapping of two pages or
+/// more can lie there.
+pub const ANYWHERE: usize = BASE + LEN - (1 << PAGE_SHIFT);
+
 /// Address of the gate: a page with our own `syscall` instructions, at the same place in every
 /// process of a job. It lies behind all that may be far-capable, because it is mapped under the
 /// filter of a job, before there is a handler.

@@ -5,7 +5,7 @@
 //! does what a library that we use might do. Not under the usual test harness, whose threads would be the program's.
 #![allow(clippy::disallowed_methods, reason = "what starts and watches the cases runs outside of programs")]
 
-use farfield_pager::config::ENV_CONTROL;
+use farfield_pager::config::{Capture, ENV_CONTROL};
 use farfield_pager::control::{FaultMode, exit};
 use farfield_pager::inside::own_code::OwnCode;
 use farfield_pager::inside::runtime::RUNTIME;
@@ -177,6 +177,7 @@ fn main() {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Signal,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec!["ram:".into()],
             token: vec![],
         };

@@ -7,7 +7,7 @@ mod interposed;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use farfield_pager::filter::reservation_flags;
-use farfield_pager::inside::{heap::PreloadAllocator, late_start, start};
+use farfield_pager::inside::{arrays, heap::PreloadAllocator, late_start, start};
 
 #[global_allocator]
 static HEAP: PreloadAllocator = PreloadAllocator;
@@ -49,6 +49,21 @@ pub unsafe extern "C" fn farfield_start(
         }
     }
     -1
+}
+
+/// Returns NumPy's description of an allocator (`PyDataMem_Handler`, NEP 49) whose arrays stay near,
+/// or are far-capable. It lives as long as the process, works in every process, and each array must
+/// be freed by the handler that made it. [`arrays`] says where the arrays lie.
+#[unsafe(no_mangle)]
+pub extern "C" fn farfield_array_handler(is_far: c_int) -> *const arrays::ArrayHandler {
+    if is_far == 0 { &raw const arrays::NEAR } else { &raw const arrays::FAR }
+}
+
+/// Returns the name that a capsule with such a handler must have. It lives as long as the process:
+/// NumPy compares it whenever it frees an array, also while the interpreter ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn farfield_array_capsule() -> *const c_char {
+    c"mem_handler".as_ptr()
 }
 
 /// Maps memory as glibc's `mmap` does, but gives reservations a flag by which the filter can tell

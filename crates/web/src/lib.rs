@@ -17,7 +17,7 @@ mod reply;
 mod scrape;
 mod serving;
 
-pub use client::{FetchError, fetch};
+pub use client::{FetchError, fetch, post};
 pub use events::EventChannel;
 pub use guard::refuse_stranger;
 pub use reply::{WebBody, WebRequest, WebResponse, bytes, events, text};

@@ -161,37 +161,71 @@ def limit(_):
     nothing_changed()
 
 
-def mask(_):
+def masked_thread(work):
+    """A thread that blocks all signals, as those of libzmq do, and works when it is told."""
     import signal
 
     ready, go = threading.Event(), threading.Event()
 
-    def work():
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+    def begin():
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ready.set()
         go.wait()
+        work()
 
-    old = threading.Thread(target=work)
+    old = threading.Thread(target=begin)
     old.start()
     ready.wait()
-    refused(farfield.NotSupportedError, "SIGBUS", str(old.native_id), near=NEAR)
-    nothing_changed()
+    return old, go
+
+
+def mask(_):
+    """Older threads that block the signals of far memory, one of them in a call that waits."""
+    import select
+
+    results = []
+    old, go = masked_thread(lambda: results.append([int(values.sum()), int(far_array().sum())]))
+    reader, writer = os.pipe()
+    waiting, go_too = masked_thread(lambda: results.append(select.select([reader], [], [], 60)[0]))
+    go_too.set()
+    job = farfield.enable(near=NEAR)
+    values = far_array()
+    go.set()
+    old.join()
+    assert results == [[EXPECTED] * 2] and job.stats().far_peak_bytes > 32 << 20, results
+    os.write(writer, b"x")
+    waiting.join()
+    assert results[1:] == [[reader]]
+
+
+def untraced(_):
+    """Threads that block the signals, where nobody may change that from outside."""
+    forbid(101)
+    old, go = masked_thread(lambda: None)
+    refused(farfield.NotSupportedError, "SIGBUS", "ptrace", str(old.native_id), near=NEAR)
+    assert far_array().ctypes.data >> 40 != 0x20
     go.set()
     old.join()
     farfield.enable(near=NEAR)
     assert int(far_array().sum()) == EXPECTED
 
 
-def forbidden(_):
-    """A filter that forbids userfaultfd, as in a container."""
+def forbid(call):
+    """Installs a filter that forbids a system call, as in a container."""
     ld, equal, ret = 0x20, 0x15, 0x06
-    rules = [(ld, 0, 0, 0), (equal, 0, 1, 323), (ret, 0, 0, 0x0005_0001), (ret, 0, 0, 0x7FFF_0000)]
+    rules = [(ld, 0, 0, 0), (equal, 0, 1, call), (ret, 0, 0, 0x0005_0001), (ret, 0, 0, 0x7FFF_0000)]
     import struct
 
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+    # For all threads: those of NumPy's libraries are there already.
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.syscall(317, 1, 1, program) == 0, ctypes.get_errno()
+
+
+def forbidden(_):
+    """A filter that forbids userfaultfd."""
+    forbid(323)
     refused(farfield.NotSupportedError, "userfaultfd", near=NEAR)
     assert far_array().ctypes.data >> 40 != 0x20
 

@@ -11,6 +11,7 @@ use super::{
     aio, arm, clone, delivery, exec, forking, huge, inherited_fds, io_uring, late_start, limits, own_faults, start,
     store, syscall_pinning, thread, tracing,
 };
+use crate::config::Capture;
 use crate::control::exit;
 use crate::space::{FOREIGN, PageRange};
 use crate::submission::SYS_IO_PGETEVENTS;
@@ -163,7 +164,8 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
     let keeps = flags & libc::MAP_FIXED_NOREPLACE != 0 && !replaces;
     let mut space = runtime.space.lock();
     let mut range = pages_of(address, len);
-    let is_captured = range.is_some() || rounded >= filter::CAPTURE_BYTES as usize;
+    let captures = address == window::ANYWHERE || runtime.config().capture() == Capture::Everything;
+    let is_captured = range.is_some() || captures && rounded >= filter::CAPTURE_BYTES as usize;
     let ours = ours && flags & filter::NOT_CAPTURED == 0 && is_captured;
     if range.is_none() && ours && !replaces {
         range = hinted(runtime, address.next_multiple_of(PAGE_BYTES), rounded);
@@ -187,7 +189,9 @@ fn map(runtime: &Runtime, args: [usize; 6]) -> CallOutcome {
             if let Some(address) = near_hint(address, rounded, args) {
                 return CallOutcome::Done(address as isize);
             }
-            let Some(range) = space.find((rounded / PAGE_BYTES) as u64) else { return error(libc::ENOMEM) };
+            let pages = (rounded / PAGE_BYTES) as u64;
+            let found = if address == window::ANYWHERE { space.find_packed(pages) } else { space.find(pages) };
+            let Some(range) = found else { return error(libc::ENOMEM) };
             place(&mut space, range, prot)
         }
     }

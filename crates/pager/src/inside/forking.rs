@@ -9,7 +9,7 @@ use super::call::{CallOutcome, Context, done};
 use super::runtime::{Phase, RUNTIME, Runtime, fail};
 use super::store::{self, Store};
 use super::switching::InheritedSnapshot;
-use super::{arm, async_io, emulate, evict, fault, heap, sync, thread};
+use super::{arm, arrays, async_io, emulate, evict, fault, heap, sync, thread};
 use crate::control::{believed, exit};
 use core::sync::atomic::Ordering;
 use farfield_core::geometry::PAGE_BYTES;
@@ -31,6 +31,9 @@ pub fn fork(context: &Context, mut args: [usize; 6]) -> CallOutcome {
 
 fn fork_here(context: &Context, args: [usize; 6]) -> CallOutcome {
     let runtime = &RUNTIME;
+    // This comes first: a signal may have come to a thread that has it, whose handler waits as long
+    // as the world is frozen.
+    let _arrays = arrays::lock();
     let near = believed(&runtime.slot().near_bytes);
     if fault::settled_phase(runtime) == Phase::Dormant && arm::is_close(runtime, near) {
         arm::arm(runtime, None);

@@ -11,7 +11,7 @@
 
 use super::runtime::{Phase, RUNTIME};
 use super::start::{self, Step, at};
-use super::{delivery, exec, sanitizer, signal, storage, thread};
+use super::{delivery, exec, foreign_mask, sanitizer, signal, storage, thread};
 use crate::window;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -59,10 +59,11 @@ pub enum LateStartError {
     )]
     ThreadFilter { tid: u32 },
     #[error(
-        "thread {tid} blocks SIGBUS or SIGSYS, which far memory needs: switch far memory on before that thread is \
-         started, or unblock both signals in it"
+        "thread {tid} blocks SIGBUS or SIGSYS, which far memory needs, and they cannot be unblocked from outside \
+         ({errno}): allow the system call `ptrace`, switch far memory on before that thread is started, or unblock \
+         both signals in it"
     )]
-    ThreadMask { tid: u32 },
+    ThreadMask { tid: u32, errno: Errno },
     #[error("the threads of this process cannot be examined: {error}; far memory needs /proc")]
     Threads { error: std::io::Error },
     #[error("{}: {}", step.0, step.1)]
@@ -74,9 +75,12 @@ pub enum LateStartError {
 /// Nothing is changed if this fails, unless the last step does: the kernel refuses the filter though
 /// it could have been installed a moment before.
 pub fn start(path: &CStr, library: &CStr) -> Result<(), LateStartError> {
-    check()?;
+    let masked = check()?;
     let step = |step| LateStartError::Step { step };
     let blocks = start::map_blocks(path).map_err(step)?;
+    if let Some(&tid) = masked.first() {
+        foreign_mask::unblock(&masked, signal::OURS).map_err(|errno| LateStartError::ThreadMask { tid, errno })?;
+    }
     // No handler may begin in this thread while it is half ready.
     let mask = signals::set_mask(!0);
     let started = start_masked(path, library, blocks);
@@ -114,11 +118,12 @@ fn start_masked(path: &CStr, library: &CStr, blocks: start::Blocks) -> Result<()
             }
         }
     }
-    start::install_filter()
+    start::install_filter(RUNTIME.config().capture())
 }
 
-/// Checks everything that can make a late start impossible. Changes nothing.
-fn check() -> Result<(), LateStartError> {
+/// Checks everything that can make a late start impossible. Changes nothing. Returns the other threads
+/// that block our signals.
+fn check() -> Result<Vec<u32>, LateStartError> {
     if RUNTIME.phase() != Phase::Off || start::filter_is_inherited() {
         return Err(LateStartError::AlreadyOn);
     }
@@ -150,12 +155,13 @@ fn check_userfaultfd() -> Result<(), LateStartError> {
     opened.map(drop).map_err(|errno| LateStartError::Userfaultfd { errno })
 }
 
-/// Checks that every thread has the filters of thread `own` and leaves our signals open.
-fn check_threads(tasks: &Path, own: u32) -> Result<(), LateStartError> {
+/// Checks that every thread has the filters of thread `own`. Returns the others that block our signals.
+fn check_threads(tasks: &Path, own: u32) -> Result<Vec<u32>, LateStartError> {
     let threads = |error| LateStartError::Threads { error };
     let status = |tid: u32| std::fs::read_to_string(tasks.join(tid.to_string()).join("status"));
-    let own = status(own).map_err(threads)?;
-    let filters = filters_of(&own);
+    let filters_text = status(own).map_err(threads)?;
+    let filters = filters_of(&filters_text);
+    let mut masked = Vec::new();
     for entry in std::fs::read_dir(tasks).map_err(threads)? {
         let Some(tid) = entry.map_err(threads)?.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
@@ -166,11 +172,11 @@ fn check_threads(tasks: &Path, own: u32) -> Result<(), LateStartError> {
             return Err(LateStartError::ThreadFilter { tid });
         }
         let blocked = field(&text, "SigBlk:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
-        if blocked.unwrap_or(0) & signal::OURS != 0 {
-            return Err(LateStartError::ThreadMask { tid });
+        if tid != own && blocked.unwrap_or(0) & signal::OURS != 0 {
+            masked.push(tid);
         }
     }
-    Ok(())
+    Ok(masked)
 }
 
 /// Returns the number of filters of a thread, and its mode, as its status shows them.
@@ -196,11 +202,12 @@ mod tests {
         };
         write(1, "Name:\tx\nSigBlk:\t0000000000000000\nSeccomp:\t0\nSeccomp_filters:\t0\n");
         write(2, "Name:\ty\nSigBlk:\t0000000000010002\nSeccomp:\t0\nSeccomp_filters:\t0\n");
-        assert!(check_threads(&tasks, 1).is_ok());
+        assert!(check_threads(&tasks, 1).unwrap().is_empty());
         write(2, "SigBlk:\t0000000000000040\nSeccomp:\t0\nSeccomp_filters:\t0\n");
-        assert!(matches!(check_threads(&tasks, 1), Err(LateStartError::ThreadMask { tid: 2 })), "SIGBUS");
+        assert_eq!(check_threads(&tasks, 1).unwrap(), [2], "SIGBUS");
+        assert!(check_threads(&tasks, 2).unwrap().is_empty(), "its own mask is changed by itself");
         write(2, "SigBlk:\t0000000040000000\nSeccomp:\t0\nSeccomp_filters:\t0\n");
-        assert!(matches!(check_threads(&tasks, 1), Err(LateStartError::ThreadMask { tid: 2 })), "SIGSYS");
+        assert_eq!(check_threads(&tasks, 1).unwrap(), [2], "SIGSYS");
         write(2, "SigBlk:\t0000000000000000\nSeccomp:\t2\nSeccomp_filters:\t1\n");
         assert!(matches!(check_threads(&tasks, 1), Err(LateStartError::ThreadFilter { tid: 2 })));
         assert!(matches!(check_threads(&tasks, 9), Err(LateStartError::Threads { .. })));

@@ -7,6 +7,7 @@
 
 pub mod aio;
 pub mod arm;
+pub mod arrays;
 pub mod async_io;
 pub mod call;
 pub mod clone;
@@ -16,6 +17,7 @@ pub mod emulate;
 pub mod evict;
 pub mod exec;
 pub mod fault;
+pub mod foreign_mask;
 pub mod forking;
 pub mod heap;
 pub mod huge;

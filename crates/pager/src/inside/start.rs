@@ -2,7 +2,7 @@
 
 use super::runtime::{Phase, RUNTIME, fail, remember_standard_error};
 use super::{exec, huge, inherited_fds, limits, loader, sanitizer, signal, storage, table, thread};
-use crate::config::{ENV_CONTROL, JobConfig, MAGIC};
+use crate::config::{Capture, ENV_CONTROL, JobConfig, MAGIC};
 use crate::control::{JobAccounts, exit};
 use crate::{filter, window};
 use core::ffi::CStr;
@@ -83,7 +83,10 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     exec::remember(own.unwrap_or(preload.to_bytes()), path.to_bytes());
     reserve_window()?;
     prepare(blocks)?;
-    move_break();
+    let capture = RUNTIME.config().capture();
+    if capture == Capture::Everything {
+        move_break();
+    }
     let advanced = RUNTIME.advance(Phase::Off, Phase::Dormant);
     assert!(advanced);
     signal::install().map_err(at("the signal handlers could not be installed"))?;
@@ -93,7 +96,7 @@ fn set_up(path: &CStr, preload: &CStr) -> Result<(), Step> {
     }
     let mask = signals::set_mask(!0);
     signals::set_mask(mask & !signal::OURS);
-    if filter_is_inherited() { Ok(()) } else { install_filter() }
+    if filter_is_inherited() { Ok(()) } else { install_filter(capture) }
 }
 
 /// Reserves the window. Fails, and changes nothing, if something is mapped there.
@@ -106,11 +109,11 @@ pub(super) fn reserve_window() -> Result<(), Step> {
 }
 
 /// Installs the filter for all threads of this process.
-pub(super) fn install_filter() -> Result<(), Step> {
+pub(super) fn install_filter(capture: Capture) -> Result<(), Step> {
     if !seccomp::may_filter_with_privileges() {
         seccomp::set_no_new_privileges().map_err(at("PR_SET_NO_NEW_PRIVS failed"))?;
     }
-    seccomp::install(&filter::program(&loader::early_calls()))
+    seccomp::install(&filter::program(&loader::early_calls(), capture))
         .map_err(at("the system call filter could not be installed"))
 }
 

@@ -12,6 +12,7 @@
 pub mod scenarios;
 pub mod schedule;
 
+use crate::config::Capture;
 use crate::control::FaultMode;
 use crate::inside::call::Context;
 use crate::inside::evict::{EvictionSize, ReclaimMode};
@@ -79,6 +80,7 @@ pub fn set_up() {
         near_limit_bytes: LIMIT_BYTES,
         mode: FaultMode::Signal,
         huge_pages: false,
+        capture: Capture::Everything,
         urls: vec!["ram:".into()],
         token: vec![],
     };

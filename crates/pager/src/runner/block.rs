@@ -2,7 +2,7 @@
 //! `farfield pool`.
 
 use super::{machine, sys};
-use crate::config::{JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
+use crate::config::{Capture, JobConfig, MAGIC, RequestBlock, TEXT_BYTES};
 use crate::control::{FaultMode, JobAccounts};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -33,6 +33,8 @@ pub struct Settings {
     /// Whether memory lies in huge pages until some of it has to leave, also where the program does
     /// not ask for them.
     pub huge_pages: bool,
+    /// Which memory of the program becomes far-capable.
+    pub capture: Capture,
     /// Pool URLs, with numeric addresses.
     pub urls: Vec<String>,
     /// Token for the servers; empty if none.
@@ -81,6 +83,7 @@ pub fn create_control(settings: &Settings) -> io::Result<RunnerBlock> {
     config.runner_uid.store(serving::effective_uid(), Ordering::Relaxed);
     config.mode.store(settings.mode as u32, Ordering::Relaxed);
     config.huge_pages.store(settings.huge_pages.into(), Ordering::Relaxed);
+    config.capture.store(settings.capture as u32, Ordering::Relaxed);
     config.near_limit_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     config.near_offer_bytes.store(settings.near_limit_bytes, Ordering::Relaxed);
     config.near_least_bytes.store(machine::NEAR_BYTES_MIN, Ordering::Relaxed);
@@ -289,6 +292,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Thread,
             huge_pages: false,
+            capture: Capture::Everything,
             urls,
             token: b"secret".to_vec(),
         }

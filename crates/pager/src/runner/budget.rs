@@ -136,6 +136,7 @@ pub(super) fn total_ns(counts: &[u64; BUCKETS]) -> f64 {
 mod tests {
     //! Danger: waiting that is counted twice, or not at all.
     use super::*;
+    use crate::config::Capture;
     use crate::control::{FaultMode, bucket_of};
     use crate::runner::{Settings, create_control};
     use std::time::Duration;
@@ -146,6 +147,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec![],
             token: vec![],
         };
@@ -174,6 +176,7 @@ mod tests {
             near_limit_bytes: 100 << 20,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec![],
             token: vec![],
         };
@@ -216,6 +219,7 @@ mod tests {
             near_limit_bytes: 100 << 20,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec![],
             token: vec![],
         };

@@ -13,7 +13,7 @@ use super::{
     ControlBlock, JobRefusal, JobTotals, NearStatus, RunnerBlock, Settings, create_control, far, machine, near, pool,
     preload, program, requests,
 };
-use crate::config::ENV_CONTROL;
+use crate::config::{Capture, ENV_CONTROL};
 use crate::control::{FaultMode, believed, exit};
 use farfield_core::policy::budget_controller::WINDOW;
 use farfield_os::serving;
@@ -54,6 +54,8 @@ pub struct Options {
     pub mode: FaultMode,
     /// Whether memory lies in huge pages until some of it has to leave.
     pub huge_pages: bool,
+    /// Which memory of the program becomes far-capable.
+    pub capture: Capture,
     /// Pool URLs; empty for a private server.
     pub far: Vec<String>,
     /// Token for the servers; empty if none.
@@ -160,8 +162,8 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
     let promised = far::check(&urls, &token, serving::effective_uid())?;
     let mut budget_driver = options.hold.map(|hold| BudgetDriver::new(&hold, options.near_limit_bytes));
     let near_limit_bytes = budget_driver.as_ref().map_or(options.near_limit_bytes, BudgetDriver::near_bytes);
-    let (mode, huge_pages) = (options.mode, options.huge_pages);
-    let settings = Settings { near_limit_bytes, mode, huge_pages, urls: urls.clone(), token };
+    let (mode, huge_pages, capture) = (options.mode, options.huge_pages, options.capture);
+    let settings = Settings { near_limit_bytes, mode, huge_pages, capture, urls: urls.clone(), token };
     let control = create_control(&settings).map_err(os("control block"))?;
     let config = control.config();
     config.near_offer_bytes.store(options.near_limit_bytes, Ordering::Relaxed);

@@ -89,6 +89,7 @@ impl core::fmt::Display for NearStatus {
 mod tests {
     //! Danger: a budget that a stranger changes, that falls below what the job can run with, or that two parties write.
     use super::*;
+    use crate::config::Capture;
     use crate::control::FaultMode;
     use crate::runner::{Settings, SloOptions, create_control, machine};
     use farfield_core::policy::budget_controller::Cadence;
@@ -100,6 +101,7 @@ mod tests {
             near_limit_bytes: 256 * MIB,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec![],
             token: vec![],
         };

@@ -234,6 +234,7 @@ impl Work<'_> {
 mod tests {
     //! Danger: a job that is told to move to a pool that is not there, or is not told.
     use super::*;
+    use crate::config::Capture;
     use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
     use farfield_core::policy::budget_controller::Cadence;
@@ -261,6 +262,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: urls[..1].to_vec(),
             token: vec![],
         };

@@ -143,6 +143,7 @@ pub(super) fn look_for_failures(control: &RunnerBlock) {
 mod tests {
     //! Danger: a process that decides for the others, or one that is left behind.
     use super::*;
+    use crate::config::Capture;
     use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
 
@@ -152,6 +153,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec!["tcp://127.0.0.1:1".into()],
             token: vec![],
         };

@@ -116,6 +116,7 @@ pub(super) fn answer(control: &RunnerBlock) {
 mod tests {
     //! Danger: somebody who moves far memory that is not theirs; a runner that does what nobody waits for any more.
     use super::*;
+    use crate::config::Capture;
     use crate::control::FaultMode;
     use crate::runner::{Settings, create_control};
 
@@ -125,6 +126,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls,
             token: b"first".to_vec(),
         };

@@ -255,6 +255,7 @@ pub fn state_name(state: u32) -> &'static str {
 mod tests {
     //! Danger: near bytes of a killed process that squeeze the rest of the job for ever.
     use super::*;
+    use crate::config::Capture;
     use crate::control::{FaultMode, PAGES_MAX};
     use crate::runner::{RunnerBlock, Settings, create_control};
     use core::sync::atomic::AtomicU64;
@@ -266,6 +267,7 @@ mod tests {
             near_limit_bytes: 1 << 30,
             mode: FaultMode::Auto,
             huge_pages: false,
+            capture: Capture::Everything,
             urls: vec![],
             token: vec![],
         };
