@@ -75,7 +75,8 @@ fn kill_node(here: &Here<'_>, dead: NodeId) -> Checked {
     Ok(())
 }
 
-fn kill_process(process: u32) {
+/// Ends a process at once.
+pub(crate) fn kill_process(process: u32) {
     let sent = std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status();
     assert!(sent.expect("kill starts").success());
 }
