@@ -294,7 +294,7 @@ fn histories_are_linearizable(here: &Here<'_>) -> Checked {
     let (histories, calls) = if is_deep() { (600, 60) } else { (8, 60) };
     let mut noted_calls = 0;
     for _ in 0..histories {
-        let seed = random.get_seed();
+        let (here, seed) = (&here.enter(), random.get_seed());
         let (home, bound) = (NodeId(random.u16(..here.nodes().count() as u16)), random.usize(..4));
         let objects = at(here, home, bound, |here, bound| DArc::new(here, Objects::new(here, bound)?))??;
         let nodes: Vec<_> = here.nodes().chain(here.nodes()).collect();

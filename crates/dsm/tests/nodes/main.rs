@@ -8,6 +8,7 @@
 mod key_value;
 
 mod groups;
+mod handover;
 mod history;
 mod linear;
 mod litmus;
@@ -43,6 +44,7 @@ fn main() {
         (&[("a_store_of_three_nodes_counts_as_threads_do", 3, key_value::compare)], 2),
         (litmus::TESTS, 4),
         (linear::TESTS, 4),
+        (handover::TESTS, 2),
     ];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
         if !name.contains(&wanted) {
