@@ -305,7 +305,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn_anywhere(arguments, body) {
+        match self.node.spawn_anywhere(arguments, body, false) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }
@@ -329,7 +329,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn(node, arguments, body) {
+        match self.node.spawn(node, arguments, body, false) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }

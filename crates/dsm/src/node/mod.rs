@@ -3,6 +3,7 @@
 
 mod arenas;
 mod backup;
+mod borrowers;
 mod builder;
 mod channels;
 mod door;
@@ -29,6 +30,7 @@ use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 use arenas::PeerArenas;
 pub(crate) use backup::NodeBackup;
+use borrowers::Borrowers;
 pub use builder::{NodeBuilder, run};
 pub(crate) use builder::{Running, StartPoint, take_partitions};
 use channels::HomeChannels;
@@ -158,6 +160,7 @@ pub(crate) struct ShareNode {
     pub(crate) peers: Peers,
     pub(crate) first: FirstProcess,
     joins: OpenJoins,
+    borrowers: Borrowers,
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
     wait_notes: WaitNotes,
@@ -209,6 +212,7 @@ impl ShareNode {
             peers,
             first: FirstProcess::default(),
             joins: OpenJoins::default(),
+            borrowers: Borrowers::default(),
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
             wait_notes: WaitNotes::default(),

@@ -134,7 +134,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body))
+        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body, true))
     }
 
     /// Starts a task where there is room for it, as [`Here::spawn`] does, with loans of this scope.
@@ -144,7 +144,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body))
+        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body, true))
     }
 
     fn start<A: Portable + 's, R: Far>(
@@ -201,7 +201,8 @@ impl<'s, 'env> TaskScope<'s, 'env> {
 /// Takes back the loans of a task that has ended.
 fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, loans: &[u64], end: &TaskEnd) {
     match &end.result {
-        Err(JoinError::Share(ShareError::NodeLost { .. })) => {
+        Err(JoinError::Share(ShareError::NodeLost { node })) => {
+            here.node().outlast_borrowers(*node);
             loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
