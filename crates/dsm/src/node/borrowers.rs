@@ -8,69 +8,24 @@
 use super::{NodeId, ShareNode, WaitCause};
 use crate::ShareError;
 use crate::message::{ShareMessage, ShareReply, WaitAnswer};
-use farfield_core::dsm::HomeTicket;
-use std::collections::{HashMap, HashSet};
+use farfield_core::dsm::BorrowerCounts;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Scoped tasks of other nodes' tasks that are at this node.
 #[derive(Default)]
-pub(crate) struct Borrowers(Mutex<BorrowerTable>);
-
-#[derive(Default)]
-struct BorrowerTable {
-    /// Number of tasks, by the node that has sent them.
-    counts: HashMap<NodeId, usize>,
-    /// Dead nodes, of which no task is taken any more.
-    closed: HashSet<NodeId>,
-    /// Waits for the end of all tasks that a dead node has sent.
-    waits: Vec<(NodeId, HomeTicket)>,
-}
+pub(super) struct Borrowers(Mutex<BorrowerCounts>);
 
 impl Borrowers {
-    fn lock(&self) -> MutexGuard<'_, BorrowerTable> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BorrowerCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts a task that a node has sent. Returns false if that is known to be dead: it is not taken.
-    pub(super) fn admit(&self, sender: NodeId) -> bool {
-        let mut table = self.lock();
-        let is_open = !table.closed.contains(&sender);
-        if is_open {
-            *table.counts.entry(sender).or_default() += 1;
-        }
-        is_open
-    }
-
-    /// Records that a task has ended. Returns the waits that are over.
-    pub(super) fn end(&self, sender: NodeId) -> Vec<HomeTicket> {
-        let mut table = self.lock();
-        let left = table.counts.get_mut(&sender).map_or(0, |count| {
-            *count = count.saturating_sub(1);
-            *count
-        });
-        if left > 0 {
-            return Vec::new();
-        }
-        table.counts.remove(&sender);
-        table.waits.extract_if(.., |(of, _)| *of == sender).map(|(_, ticket)| ticket).collect()
-    }
-
-    /// Takes no task of a dead node from now on. Returns whether there is none; otherwise the ticket waits.
-    pub(super) fn close(&self, dead: NodeId, ticket: HomeTicket) -> bool {
-        let mut table = self.lock();
-        table.closed.insert(dead);
-        let is_none = !table.counts.contains_key(&dead);
-        if !is_none {
-            table.waits.push((dead, ticket));
-        }
-        is_none
     }
 }
 
 impl ShareNode {
     /// Records that a scoped task of another node has no borrows any more.
     pub(super) fn end_borrower(&self, sender: NodeId) {
-        for ticket in self.borrowers.end(sender) {
+        let ended = self.borrowers.lock().end(sender.0);
+        for ticket in ended {
             self.answer(ticket, WaitAnswer::Ended);
         }
     }
@@ -105,24 +60,5 @@ impl ShareNode {
                 ended => return ended,
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dead_node_s_tasks_are_counted_until_the_last_one_ends_and_no_more_are_taken() {
-        let (borrowers, dead, other) = (Borrowers::default(), NodeId(1), NodeId(2));
-        let ticket = |number| HomeTicket { node: 0, number };
-        assert!(borrowers.admit(dead) && borrowers.admit(dead) && borrowers.admit(other));
-        assert!(!borrowers.close(dead, ticket(1)) && !borrowers.close(dead, ticket(2)));
-        assert!(!borrowers.admit(dead), "it would not be waited for");
-        assert_eq!((borrowers.end(dead), borrowers.end(other)), (vec![], vec![]));
-        assert_eq!(borrowers.end(dead), [ticket(1), ticket(2)]);
-        assert!(borrowers.close(dead, ticket(3)) && !borrowers.admit(dead));
-        assert!(borrowers.admit(other) && !borrowers.close(other, ticket(4)));
-        assert_eq!(borrowers.end(other), [ticket(4)]);
     }
 }

@@ -116,7 +116,9 @@ impl ShareNode {
             }
             ShareMessage::Spawn { if_room: true, .. } if self.workers.load().room == 0 => Some(ShareReply::NoPlace),
             // Somebody waits already for the tasks that a dead node has sent.
-            ShareMessage::Spawn { is_scoped: true, .. } if !self.borrowers.admit(sender) => Some(ShareReply::Expelled),
+            ShareMessage::Spawn { is_scoped: true, .. } if !self.borrowers.lock().admit(sender.0) => {
+                Some(ShareReply::Expelled)
+            }
             ShareMessage::Spawn { task, body, is_scoped, arguments, .. } => {
                 self.submit(sender, task, body, is_scoped, arguments).then_some(ShareReply::Done)
             }

@@ -38,7 +38,7 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{Colour, OwnerWord, Partition};
+use farfield_core::dsm::{BlockRights, Colour, OwnerWord, Partition};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -92,17 +92,6 @@ impl NodeId {
     fn in_program(word: OwnerWord, first_partition: u16) -> NodeId {
         NodeId(word.partition().number().wrapping_sub(first_partition))
     }
-}
-
-/// What a mutable borrow may do with the block that its object is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BlockRights {
-    /// Write to it, and free it when the object moves.
-    Owner,
-    /// Write to it. It stays when the object moves.
-    Writer,
-    /// Read it: the object moves.
-    Reader,
 }
 
 thread_local! {
@@ -345,7 +334,7 @@ impl ShareNode {
         self.fill(new, &contents);
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
-        if rights == BlockRights::Owner {
+        if rights.frees_moved() {
             self.free(word, None);
         }
         Ok((new, self.arena.address(new)))

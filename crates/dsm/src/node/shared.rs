@@ -89,7 +89,7 @@ impl ShareNode {
                 ShareReply::Done
             }
             ShareMessage::OutlastBorrowers { of, ticket: number } => {
-                let is_none = self.borrowers.close(NodeId(of), ticket(number));
+                let is_none = self.borrowers.lock().close(of, ticket(number));
                 if is_none { ShareReply::Done } else { ShareReply::Waits }
             }
             ShareMessage::Answered { ticket: number, answer } => {

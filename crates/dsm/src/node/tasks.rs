@@ -8,7 +8,7 @@ use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
 use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
-use farfield_core::dsm::{NodeLoad, OwnerWord};
+use farfield_core::dsm::{LoanPlace, NodeLoad, OwnerWord};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -266,7 +266,7 @@ impl ShareNode {
             return;
         }
         let loans = used.iter().map(|(number, used)| {
-            let (word, left) = used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
+            let (word, left) = used.map_or((0, 0), |used| (used.place.word.bits(), used.place.left.bits()));
             (*number, word, left)
         });
         let loans: Vec<_> = loans.collect();
@@ -300,8 +300,9 @@ impl ShareNode {
         };
         if undelivered.is_some_and(|undelivered| !undelivered.may_have_arrived) {
             // The lender is dead, and what it has lent is nobody's.
-            let moved = used.values().flatten().filter(|used| used.is_moved() && self.home_of(used.word) == self.id);
-            moved.for_each(|used| self.free_unclaimed(used.word));
+            let places = used.values().flatten().map(|used| used.place);
+            let moved = places.filter(|place| place.is_moved() && self.home_of(place.word) == self.id);
+            moved.for_each(|place| self.free_unclaimed(place.word));
         }
     }
 
@@ -333,7 +334,7 @@ impl ShareNode {
         let Some(waiting) = self.joins.take(task) else { return };
         let loans = loans.into_iter().map(|(number, word, left)| {
             let words = OwnerWord::from_bits(word).zip(OwnerWord::from_bits(left));
-            (number, words.map(|(word, left)| UsedLoan { word, left, object: None }))
+            (number, words.map(|(word, left)| UsedLoan { place: LoanPlace { word, left }, object: None }))
         });
         let loans = loans.collect();
         let result = match outcome {
