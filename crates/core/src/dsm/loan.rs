@@ -3,7 +3,7 @@
 //! The word of the object comes home with the end of the borrower's task, whatever became of the loan there. What
 //! was lent stays as it was until then, so the lender has it if the borrower's node dies.
 
-use super::OwnerWord;
+use super::{OwnerWord, Partition};
 
 /// What a mutable borrow may do with the block that its object is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,43 @@ pub struct LoanPlace {
     pub left: OwnerWord,
 }
 
+/// Number of a mutable loan, which no other loan has. It says who lends.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LoanNumber(u64);
+
+const LENDER_SHIFT: u32 = 48;
+/// Mark of a loan of a block that another node has lent before, to whoever lends it now.
+const LENT_BEFORE: u64 = 1 << 63;
+const _: () = assert!((Partition::COUNT as u64) << LENDER_SHIFT <= LENT_BEFORE);
+
+impl LoanNumber {
+    /// Returns the number of the loan that a node makes after so many others.
+    pub fn new(lender: u16, before: u64) -> LoanNumber {
+        LoanNumber(u64::from(lender) << LENDER_SHIFT | before)
+    }
+
+    /// Returns the number of a loan of this loan, whose object is at this place, by a task of this node.
+    #[must_use]
+    pub fn of_further_loan(self, outer: LoanNumber, place: LoanPlace, node: u16) -> LoanNumber {
+        if place.rights(outer, node).may_write() { self } else { LoanNumber(self.0 | LENT_BEFORE) }
+    }
+
+    /// Returns the number of these bits.
+    pub fn from_bits(bits: u64) -> LoanNumber {
+        LoanNumber(bits)
+    }
+
+    /// Returns the bits of the number.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Returns whether nobody but tasks of this node has lent the block.
+    fn is_within(self, node: u16) -> bool {
+        self.0 & LENT_BEFORE == 0 && self.0 >> LENDER_SHIFT == u64::from(node)
+    }
+}
+
 impl LoanPlace {
     /// Lends the object of this word.
     pub fn lent(word: OwnerWord) -> LoanPlace {
@@ -50,10 +87,10 @@ impl LoanPlace {
         !self.word.is_same_block(self.left)
     }
 
-    /// Returns what the borrower may do with the block that the object is in. What another node has lent stays as it
-    /// is: should the borrower's node die, that is what is left.
-    pub fn rights(self, is_lenders_node: bool) -> BlockRights {
-        match (self.is_moved(), is_lenders_node) {
+    /// Returns what a task of this node may do with the block that the object of this loan is in. What another node has lent stays as it
+    /// is: should the borrower's node die, that is what is left. So does what another node has lent to the lender.
+    pub fn rights(self, number: LoanNumber, node: u16) -> BlockRights {
+        match (self.is_moved(), number.is_within(node)) {
             (true, _) => BlockRights::Owner,
             (false, true) => BlockRights::Writer,
             (false, false) => BlockRights::Reader,
@@ -96,7 +133,7 @@ pub fn word_of_lost_loan(lent: OwnerWord, is_borrower_dead: bool, owns_others: b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dsm::{Colour, Partition};
+    use crate::dsm::Colour;
 
     fn word(block: u64, colour: u16) -> OwnerWord {
         OwnerWord::new(Partition::new(1).unwrap(), 16 * (1 + block), Colour(colour)).unwrap()
@@ -105,13 +142,14 @@ mod tests {
     #[test]
     fn what_another_node_has_lent_stays_until_the_loan_is_over() {
         let mut loan = LoanPlace::lent(word(0, 5));
-        assert_eq!((loan.rights(false), loan.rights(true)), (BlockRights::Reader, BlockRights::Writer));
+        let number = LoanNumber::new(7, 1);
+        assert_eq!((loan.rights(number, 2), loan.rights(number, 7)), (BlockRights::Reader, BlockRights::Writer));
         assert_eq!(loan.end(), None);
         // In place, at the lender's node: the block is freed with its last colour.
         loan.change(word(0, 6));
         assert_eq!(loan, LoanPlace { word: word(0, 6), left: word(0, 6) });
         loan.change(word(1, 0));
-        assert_eq!((loan.rights(false), loan.end()), (BlockRights::Owner, Some(word(0, 6))));
+        assert_eq!((loan.rights(number, 2), loan.end()), (BlockRights::Owner, Some(word(0, 6))));
         loan.change(word(1, 1));
         assert_eq!(loan.end(), Some(word(0, 6)));
     }
@@ -132,6 +170,25 @@ mod tests {
         assert_eq!((outer.word, outer.end()), (word(3, 9), Some(word(0, 6))));
         // Back unchanged.
         assert_eq!(outer.take_back(LoanPlace::lent(outer.word)), None);
+    }
+
+    #[test]
+    fn what_another_node_has_lent_stays_when_it_is_lent_within_a_node() {
+        // Node 7 lends to a task of node 2, which lends to another one there, and that to a third.
+        let (number, outer) = (LoanNumber::new(7, 1), LoanPlace::lent(word(0, 5)));
+        let further = |count, of, place| LoanNumber::new(2, count).of_further_loan(of, place, 2);
+        let second = further(1, number, outer);
+        let mut inner = LoanPlace::lent(outer.word);
+        assert_eq!(inner.rights(second, 2), BlockRights::Reader);
+        assert_eq!(inner.rights(further(2, second, inner), 2), BlockRights::Reader);
+        assert_eq!(inner.rights(second, 7), BlockRights::Reader);
+        inner.change(word(1, 0));
+        assert_eq!(inner.rights(second, 2), BlockRights::Owner);
+        assert_eq!(LoanPlace::lent(inner.word).rights(further(3, second, inner), 2), BlockRights::Writer);
+        // What no other node has lent is changed in place.
+        let within = LoanNumber::new(7, 2).of_further_loan(number, outer, 7);
+        assert_eq!((within.bits(), outer.rights(within, 7)), (LoanNumber::new(7, 2).bits(), BlockRights::Writer));
+        assert_eq!(LoanNumber::from_bits(second.bits()), second);
     }
 
     #[test]

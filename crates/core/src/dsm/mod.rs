@@ -26,7 +26,7 @@ pub use borrowers::BorrowerCounts;
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
-pub use loan::{BlockRights, LoanPlace, word_of_lost_loan};
+pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
 pub use lock_line::{HomeTicket, LockLine};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;

@@ -38,7 +38,7 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{BlockRights, Colour, OwnerWord, Partition};
+use farfield_core::dsm::{BlockRights, Colour, LoanNumber, OwnerWord, Partition};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -58,9 +58,6 @@ use waits::{OpenTickets, WaitNotes};
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 
-/// Position of the lender's number in the number of a loan.
-const LOAN_SHIFT: u32 = 48;
-
 /// Number of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u16);
@@ -72,11 +69,6 @@ impl core::fmt::Display for NodeId {
 }
 
 impl NodeId {
-    /// Returns the node that has made a loan of this number.
-    pub(crate) fn of_loan(number: u64) -> NodeId {
-        NodeId((number >> LOAN_SHIFT) as u16)
-    }
-
     /// Returns the node that keeps the object of this word, in the program that this process runs.
     pub(crate) fn of(word: OwnerWord) -> NodeId {
         let node = OF_PROCESS.read().ok().and_then(|node| node.upgrade());
@@ -268,8 +260,8 @@ impl ShareNode {
     }
 
     /// Returns a number for a loan that no other node and no other loan has.
-    pub(crate) fn next_loan(&self) -> u64 {
-        u64::from(self.id.0) << LOAN_SHIFT | self.loans.fetch_add(1, Relaxed)
+    pub(crate) fn next_loan(&self) -> LoanNumber {
+        LoanNumber::new(self.id.0, self.loans.fetch_add(1, Relaxed))
     }
 
     /// Takes a block for a new object, and copies of others out of its way.

@@ -15,7 +15,7 @@ use crate::{
 };
 use core::cell::RefCell;
 use core::marker::PhantomData;
-use farfield_core::dsm::{LoanPlace, OwnerWord, word_of_lost_loan};
+use farfield_core::dsm::{LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -104,11 +104,17 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for writing, to one task.
     pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
         let (lent, extent) = owner.place();
-        let owner = match owner.parts() {
-            sealed::Parts::Word(word) => LentOwner::Word(word),
-            sealed::Parts::Loan(number, now) => LentOwner::Loan(number, now),
+        let next = self.here.node().next_loan();
+        let (owner, number) = match owner.parts() {
+            sealed::Parts::Word(word) => (LentOwner::Word(word), next),
+            sealed::Parts::Loan(outer, now) => {
+                // SAFETY: the loan is borrowed mutably.
+                let place = unsafe { (*now).place };
+                let number = next.of_further_loan(LoanNumber::from_bits(outer), place, self.here.id().0);
+                (LentOwner::Loan(outer, now), number)
+            }
         };
-        let number = self.here.node().next_loan();
+        let number = number.bits();
         let (owns_others, group) = (<O::Object as ObjectLayout>::OWNS_OTHERS, <O::Object as ObjectLayout>::group());
         let release = group.map(|group| group.release);
         self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others, release });
@@ -368,7 +374,7 @@ impl<T: Object + ?Sized> Lent<'_, T> {
 pub struct LentMut<'s, T: Object + ?Sized> {
     now: UsedLoan,
     extent: T::Extent,
-    /// Number of the loan. Its upper bits are the lender's.
+    /// Bits of the loan's [`LoanNumber`].
     number: u64,
     /// Not for other threads: what becomes of the loan belongs to the task.
     object: PhantomData<(&'s mut T, *mut ())>,
@@ -392,10 +398,6 @@ impl<T: Object + ?Sized> core::fmt::Debug for LentMut<'_, T> {
 }
 
 impl<T: Object + ?Sized> LentMut<'_, T> {
-    fn lender(&self) -> NodeId {
-        NodeId::of_loan(self.number)
-    }
-
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
         let object = here.reading::<T>(self.now.place.word, self.extent)?;
@@ -406,7 +408,7 @@ impl<T: Object + ?Sized> LentMut<'_, T> {
     /// Borrows the object mutably, as [`DBox::get_mut`] does. The owner learns of it when the task has
     /// ended, even if the loan is forgotten.
     pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
-        let rights = self.now.place.rights(self.lender() == here.id());
+        let rights = self.now.place.rights(LoanNumber::from_bits(self.number), here.id().0);
         let (word, object) = here.writing::<T>(self.now.place.word, self.extent, rights)?;
         self.now.place.change(word);
         self.now.object = Some(OwnedObject::of::<T>(word, self.extent));
