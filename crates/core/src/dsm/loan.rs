@@ -87,8 +87,8 @@ impl LoanPlace {
         !self.word.is_same_block(self.left)
     }
 
-    /// Returns what a task of this node may do with the block that the object of this loan is in. What another node has lent stays as it
-    /// is: should the borrower's node die, that is what is left. So does what another node has lent to the lender.
+    /// Returns what a task of this node may do with the block that the object of this loan is in. What another node
+    /// has lent stays as it is, also if the lender was lent it: should the node of this task die, that is what is left.
     pub fn rights(self, number: LoanNumber, node: u16) -> BlockRights {
         match (self.is_moved(), number.is_within(node)) {
             (true, _) => BlockRights::Owner,

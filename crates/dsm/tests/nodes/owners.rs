@@ -7,8 +7,8 @@ use crate::support::{
 };
 use crate::survival::kill_process;
 use farfield_dsm::{
-    DArc, DAtomic, DBox, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError,
-    scope,
+    DArc, DAtomic, DBox, DRwLock, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner,
+    ShareError, scope,
 };
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
@@ -44,6 +44,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
     ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
     ("a_scope_waits_for_tasks_that_a_dead_node_has_started", 4, a_scope_waits_for_tasks_that_a_dead_node_has_started),
+    ("a_lock_waits_for_those_to_whom_a_dead_reader_has_lent", 4, a_lock_waits_for_those_to_whom_a_dead_reader_has_lent),
 ];
 
 fn one_node_is_a_heap(here: &Here<'_>) -> Checked {
@@ -825,6 +826,39 @@ fn a_scope_waits_for_tasks_that_a_dead_node_has_started(here: &Here<'_>) -> Chec
         *number.get_mut(here)? += 1;
         assert_eq!(*number.get(here)?, 8);
     }
+    ends.join(here)??;
+    Ok(())
+}
+
+/// A reader of a lock lends what the value owns, and dies. Whoever writes next comes after the borrower.
+fn a_lock_waits_for_those_to_whom_a_dead_reader_has_lent(here: &Here<'_>) -> Checked {
+    const READER: NodeId = NodeId(1);
+    const LOST: ShareError = ShareError::NodeLost { node: READER };
+    let process = at(here, READER, (), |_, ()| std::process::id())?;
+    let lock = DArc::new(here, DRwLock::new(here, here.alloc(7u64)?)?)?;
+    let made: Signals = (DAtomic::new(here, 0)?, DAtomic::new(here, 0)?, DAtomic::new(here, false)?);
+    let signals = DArc::new(here, made)?;
+    let (looking, ended, _) = signals.get(here)?;
+    let ends = here.spawn_to(NodeId(3), signals.try_clone(here)?, |here, signals| {
+        until(|| here.spawn_to(READER, (), |_, ()| ()).map(drop) == Err(LOST));
+        // Time for a lock that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        signals.get(here)?.2.store(here, true)
+    })?;
+    let reads = here.spawn_to(READER, (lock.try_clone(here)?, signals.try_clone(here)?), |here, (lock, signals)| {
+        let guard = lock.get(here)?.read(here)?;
+        let ended = scope(here, |s| {
+            let further = (s.lend(&*guard), signals.try_clone(here)?);
+            s.spawn_to(NodeId(2), further, |here, (lent, signals)| look_at(here, lent.get(here)?, &signals))?.join()
+        });
+        ended??
+    })?;
+    until(|| looking.load(here) == Ok(1));
+    kill_process(process);
+    assert_eq!(reads.join(here), Err(LOST.into()));
+    *lock.get(here)?.write(here)?.get_mut(here)? += 1;
+    assert_eq!(ended.load(here)?, 1, "a task has borrowed what is written to");
+    assert_eq!(*lock.get(here)?.read(here)?.get(here)?, 8);
     ends.join(here)??;
     Ok(())
 }
