@@ -22,6 +22,7 @@ mod vectors;
 
 use farfield_dsm::{DBox, NodeBuilder};
 use std::iter::repeat;
+use std::process::Command;
 use std::time::Instant;
 use support::is_deep;
 
@@ -69,6 +70,10 @@ fn main() {
             passed += 1;
         }
     }
+    if is_deep() {
+        let killed = all.iter().flat_map(|(tests, _)| tests.iter()).map(|(name, ..)| *name);
+        killed.filter(|name| name.contains("killed") && name.contains(&wanted)).for_each(kill_again);
+    }
     if "wrong_histories_are_told_from_right_ones".contains(&wanted) {
         history::wrong_histories_are_told_from_right_ones();
         println!("test wrong_histories_are_told_from_right_ones ... ok");
@@ -86,4 +91,16 @@ fn main() {
         passed += 4;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
+}
+
+/// Runs a short program in which a node is killed a hundred times in each mode, each time at another moment.
+fn kill_again(name: &str) {
+    let program = std::env::current_exe().expect("it has a name");
+    for _ in 0..100 {
+        let mut command = Command::new(&program);
+        let run = command.arg(name).env_remove("FARFIELD_DEEP").output().expect("it starts");
+        let said = [run.stdout, run.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        assert!(run.status.success(), "{}", said.concat());
+    }
+    println!("test {name}, a hundred times ... ok");
 }
