@@ -96,9 +96,13 @@ pub(crate) enum ShareMessage<'a> {
         body: CodeRef,
         /// Whether the task is not taken if the node has no room for it now.
         if_room: bool,
+        /// Whether the arguments may have borrows of the sender.
+        is_scoped: bool,
         #[serde(borrow)]
         arguments: &'a [u8],
     },
+    /// The scoped tasks are to be waited for that a dead node has sent. The ticket is the sender's number of its wait.
+    OutlastBorrowers { of: u16, ticket: u64 },
     /// A task has ended.
     Ended {
         task: u64,
@@ -140,7 +144,9 @@ impl ShareMessage<'_> {
     /// Returns whether the message only reads objects, or is about the nodes themselves: nobody learns from it
     /// what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
-        use ShareMessage::{BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, Lost, Over, Peers};
+        use ShareMessage::{
+            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, Lost, OutlastBorrowers, Over, Peers,
+        };
         matches!(
             self,
             Hello { .. }
@@ -153,6 +159,7 @@ impl ShareMessage<'_> {
                 | BackupLost
                 | Fetch { .. }
                 | FetchGroup { .. }
+                | OutlastBorrowers { .. }
         )
     }
 }
@@ -196,6 +203,8 @@ pub(crate) enum WaitAnswer {
     Full,
     /// A node that has sent values is gone.
     SenderGone(u16),
+    /// The tasks that were waited for have ended.
+    Ended,
 }
 
 /// End of a task.

@@ -7,9 +7,11 @@
 
 mod backup;
 mod block;
+mod borrowers;
 mod channel;
 mod launch;
 mod load;
+mod loan;
 mod lock_line;
 mod stored_channel;
 mod stored_lock;
@@ -20,9 +22,11 @@ pub use backup::{
     MalformedBatch,
 };
 pub use block::{BlockHeader, LateFree};
+pub use borrowers::BorrowerCounts;
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
+pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
 pub use lock_line::{HomeTicket, LockLine};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;

@@ -5,9 +5,9 @@
 //! version. All other changes are mutable borrows, which change the word.
 #![allow(unsafe_code, reason = "values are written behind the end of slices")]
 
-use crate::node::BlockRights;
 use crate::{DBox, Far, FarGroup, Here, OwnedObject, Portable, ShareError};
 use core::mem::size_of;
+use farfield_core::dsm::BlockRights;
 
 /// Values for which the first block has room.
 const FIRST_CAPACITY: usize = 4;

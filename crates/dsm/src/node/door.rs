@@ -115,8 +115,12 @@ impl ShareNode {
                 Some(ShareReply::Done)
             }
             ShareMessage::Spawn { if_room: true, .. } if self.workers.load().room == 0 => Some(ShareReply::NoPlace),
-            ShareMessage::Spawn { task, body, arguments, .. } => {
-                self.submit(sender, task, body, arguments).then_some(ShareReply::Done)
+            // Somebody waits already for the tasks that a dead node has sent.
+            ShareMessage::Spawn { is_scoped: true, .. } if !self.borrowers.lock().admit(sender.0) => {
+                Some(ShareReply::Expelled)
+            }
+            ShareMessage::Spawn { task, body, is_scoped, arguments, .. } => {
+                self.submit(sender, task, body, is_scoped, arguments).then_some(ShareReply::Done)
             }
             ShareMessage::Ended { task, outcome, loans } => {
                 self.task_ended(task, outcome, loans);

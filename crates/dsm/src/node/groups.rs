@@ -6,7 +6,7 @@
 //! and which address belongs into which owner.
 #![allow(unsafe_code, reason = "objects are copied, and the addresses in them replaced")]
 
-use super::{BlockRights, ShareNode};
+use super::ShareNode;
 use crate::arena::ShareArena;
 use crate::copies::ObjectCopy;
 use crate::message::{ShareMessage, ShareReply, VALUE_BYTES_MAX};
@@ -15,7 +15,7 @@ use crate::stats::count;
 use crate::task::code::ShippedCode;
 use crate::{NodeId, OwnedObject, ShareError};
 use core::ptr::NonNull;
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{BlockRights, OwnerWord};
 use std::collections::VecDeque;
 
 /// Objects begin at multiples of this, in a group that travels.
@@ -246,13 +246,13 @@ impl ShareNode {
         if word.is_lost() {
             return Err(ShareError::Lost);
         }
-        if self.is_here(word) && rights != BlockRights::Reader {
+        if self.is_here(word) && rights.may_write() {
             if let Some(next) = word.next_version() {
                 self.forget_stored(word);
                 self.arena.begin_version(next);
                 return Ok((next, self.arena.address(word)));
             }
-            if rights == BlockRights::Owner {
+            if rights.frees_moved() {
                 // Only the root has used up its colours: the others stay.
                 let moved = self.bring(word, group.root.bytes, group.root.bytes, rights)?;
                 self.arena.begin_version(moved.0);
@@ -260,7 +260,7 @@ impl ShareNode {
             }
         }
         let new = self.bring_group(word, group)?;
-        if rights == BlockRights::Owner {
+        if rights.frees_moved() {
             self.free(word, Some((group.release)()));
         }
         Ok((new, self.arena.address(new)))

@@ -1,6 +1,6 @@
 //! Scope at a node: what a task borrows shared objects in.
 
-use super::{BlockRights, ShareNode, WantedObject};
+use super::{ShareNode, WantedObject};
 use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
@@ -8,7 +8,7 @@ use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, Ta
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use core::task::{Poll, Waker};
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{BlockRights, OwnerWord};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -200,7 +200,7 @@ impl<'n> Here<'n> {
             let (word, address) = self.node.write_group(word, &group, rights)?;
             return Ok((word, T::at(address, extent)));
         }
-        if rights != BlockRights::Reader
+        if rights.may_write()
             && let (Some(address), Some(next)) = (self.writing_address(word), word.next_version())
         {
             return Ok((next, T::at(address, extent)));
@@ -224,7 +224,7 @@ impl<'n> Here<'n> {
         bytes: usize,
         rights: BlockRights,
     ) -> Result<(OwnerWord, *mut u8), ShareError> {
-        let in_place = if rights == BlockRights::Reader { None } else { self.node.write_in_place(word) };
+        let in_place = if rights.may_write() { self.node.write_in_place(word) } else { None };
         in_place.map_or_else(|| self.node.bring(word, bytes, bytes, rights), Ok)
     }
 
@@ -305,7 +305,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn_anywhere(arguments, body) {
+        match self.node.spawn_anywhere(arguments, body, false) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }
@@ -329,7 +329,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn(node, arguments, body) {
+        match self.node.spawn(node, arguments, body, false) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }

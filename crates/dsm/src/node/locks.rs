@@ -252,14 +252,30 @@ impl ShareNode {
         is_waiting
     }
 
-    /// Ends the holdings and waits of a node that is gone.
+    /// Ends the holdings and waits of a node that is gone. What the value of a lock owns may have been lent further
+    /// by a reader, so its holding ends when nobody has borrowed that any more.
     pub(super) fn lose_locks(&self, node: u16) {
         let mut locks = self.locks.lock();
         let of_node = |(word, lock): (&OwnerWord, &HomeLock)| {
             let tickets = lock.line.of_node(node).into_iter();
             tickets.map(|ticket| (lock.line.held(ticket).is_some(), *word, ticket)).collect::<Vec<_>>()
         };
-        let mut lost: Vec<_> = locks.iter().flat_map(of_node).collect();
+        let may_have_lent = |(_, word, ticket): &(bool, OwnerWord, HomeTicket)| {
+            let lock = locks.get(word).filter(|lock| lock.locked.owns_others);
+            lock.is_some_and(|lock| lock.line.held(*ticket) == Some(LockMode::Shared))
+        };
+        let all = locks.iter().flat_map(of_node);
+        let (lent, mut lost): (Vec<_>, Vec<_>) = all.partition(may_have_lent);
+        if let Some(this) = self.shared().filter(|_| !lent.is_empty()) {
+            let body = move || {
+                this.outlast_borrowers(NodeId(node));
+                lent.into_iter().for_each(|(_, word, ticket)| this.end_lock(word, ticket, LockEnd::Abandoned));
+            };
+            if std::thread::Builder::new().name("share-borrowers".into()).spawn(body).is_err() {
+                // Without a thread the lock stays held, and is counted.
+                count(&self.counters.orphans, 1);
+            }
+        }
         // Those that wait first, so that none of them has its turn.
         lost.sort_by_key(|(is_held, ..)| *is_held);
         lost.into_iter().for_each(|(_, word, ticket)| self.end_lock_in(&mut locks, word, ticket, LockEnd::Abandoned));

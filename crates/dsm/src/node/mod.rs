@@ -3,6 +3,7 @@
 
 mod arenas;
 mod backup;
+mod borrowers;
 mod builder;
 mod channels;
 mod door;
@@ -29,6 +30,7 @@ use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
 use arenas::PeerArenas;
 pub(crate) use backup::NodeBackup;
+use borrowers::Borrowers;
 pub use builder::{NodeBuilder, run};
 pub(crate) use builder::{Running, StartPoint, take_partitions};
 use channels::HomeChannels;
@@ -36,7 +38,7 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{Colour, OwnerWord, Partition};
+use farfield_core::dsm::{BlockRights, Colour, LoanNumber, OwnerWord, Partition};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -56,9 +58,6 @@ use waits::{OpenTickets, WaitNotes};
 /// Longest time for which an answer of another node is waited for.
 pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 
-/// Position of the lender's number in the number of a loan.
-const LOAN_SHIFT: u32 = 48;
-
 /// Number of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u16);
@@ -70,11 +69,6 @@ impl core::fmt::Display for NodeId {
 }
 
 impl NodeId {
-    /// Returns the node that has made a loan of this number.
-    pub(crate) fn of_loan(number: u64) -> NodeId {
-        NodeId((number >> LOAN_SHIFT) as u16)
-    }
-
     /// Returns the node that keeps the object of this word, in the program that this process runs.
     pub(crate) fn of(word: OwnerWord) -> NodeId {
         let node = OF_PROCESS.read().ok().and_then(|node| node.upgrade());
@@ -90,17 +84,6 @@ impl NodeId {
     fn in_program(word: OwnerWord, first_partition: u16) -> NodeId {
         NodeId(word.partition().number().wrapping_sub(first_partition))
     }
-}
-
-/// What a mutable borrow may do with the block that its object is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BlockRights {
-    /// Write to it, and free it when the object moves.
-    Owner,
-    /// Write to it. It stays when the object moves.
-    Writer,
-    /// Read it: the object moves.
-    Reader,
 }
 
 thread_local! {
@@ -158,6 +141,7 @@ pub(crate) struct ShareNode {
     pub(crate) peers: Peers,
     pub(crate) first: FirstProcess,
     joins: OpenJoins,
+    borrowers: Borrowers,
     pub(crate) workers: Workers,
     pub(crate) waits: WaitTable<HomeAnswer>,
     wait_notes: WaitNotes,
@@ -209,6 +193,7 @@ impl ShareNode {
             peers,
             first: FirstProcess::default(),
             joins: OpenJoins::default(),
+            borrowers: Borrowers::default(),
             workers: Workers::new(config.workers),
             waits: WaitTable::default(),
             wait_notes: WaitNotes::default(),
@@ -275,8 +260,8 @@ impl ShareNode {
     }
 
     /// Returns a number for a loan that no other node and no other loan has.
-    pub(crate) fn next_loan(&self) -> u64 {
-        u64::from(self.id.0) << LOAN_SHIFT | self.loans.fetch_add(1, Relaxed)
+    pub(crate) fn next_loan(&self) -> LoanNumber {
+        LoanNumber::new(self.id.0, self.loans.fetch_add(1, Relaxed))
     }
 
     /// Takes a block for a new object, and copies of others out of its way.
@@ -341,7 +326,7 @@ impl ShareNode {
         self.fill(new, &contents);
         count(&self.counters.moved_objects, 1);
         // The object is there no longer, but is not dropped: it is here.
-        if rights == BlockRights::Owner {
+        if rights.frees_moved() {
             self.free(word, None);
         }
         Ok((new, self.arena.address(new)))

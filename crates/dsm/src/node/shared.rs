@@ -88,6 +88,10 @@ impl ShareNode {
                 self.end_receiver(OwnerWord::from_bits(word)?);
                 ShareReply::Done
             }
+            ShareMessage::OutlastBorrowers { of, ticket: number } => {
+                let is_none = self.borrowers.lock().close(of, ticket(number));
+                if is_none { ShareReply::Done } else { ShareReply::Waits }
+            }
             ShareMessage::Answered { ticket: number, answer } => {
                 self.take_answer(number, answer);
                 ShareReply::Done

@@ -8,7 +8,7 @@ use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
 use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
-use farfield_core::dsm::{NodeLoad, OwnerWord};
+use farfield_core::dsm::{LoanPlace, NodeLoad, OwnerWord};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,6 +35,7 @@ impl ShareNode {
         to: NodeId,
         arguments: A,
         body: F,
+        is_scoped: bool,
     ) -> Result<Arc<Waiting>, NotStarted>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
@@ -43,9 +44,9 @@ impl ShareNode {
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
         if to == self.id {
-            return Ok(self.queue_task(body, arguments, false));
+            return Ok(self.queue_task(body, arguments, false, is_scoped));
         }
-        self.send_task(to, body, arguments, false).map_err(|Unsent { not_started, arguments }| {
+        self.send_task(to, body, arguments, false, is_scoped).map_err(|Unsent { not_started, arguments }| {
             if let Some(arguments) = arguments {
                 // SAFETY: the bytes of the arguments, which nobody else has.
                 drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
@@ -59,6 +60,7 @@ impl ShareNode {
         self: &Arc<ShareNode>,
         arguments: A,
         body: F,
+        is_scoped: bool,
     ) -> Result<Arc<Waiting>, NotStarted>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
@@ -67,24 +69,30 @@ impl ShareNode {
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
         if arguments.len() > VALUE_BYTES_MAX {
-            return Ok(self.queue_task(body, arguments, false));
+            return Ok(self.queue_task(body, arguments, false, is_scoped));
         }
         let others = self.peers.loads().filter(|(node, ..)| *node != self.id).map(|(node, heard, _)| (node.0, heard));
         let Some(to) = NodeLoad::place(self.workers.load(), others).map(NodeId) else {
-            return Ok(self.queue_task(body, arguments, true));
+            return Ok(self.queue_task(body, arguments, true, is_scoped));
         };
         self.peers.note_given(to);
-        match self.send_task(to, body, arguments, true) {
+        match self.send_task(to, body, arguments, true, is_scoped) {
             Ok(waiting) => Ok(waiting),
-            Err(Unsent { arguments: Some(arguments), .. }) => Ok(self.queue_task(body, arguments, true)),
+            Err(Unsent { arguments: Some(arguments), .. }) => Ok(self.queue_task(body, arguments, true, is_scoped)),
             Err(unsent) => Err(unsent.not_started),
         }
     }
 
     /// Queues a task at this node.
-    fn queue_task(self: &Arc<ShareNode>, body: ShippedCode, arguments: Vec<u8>, may_move: bool) -> Arc<Waiting> {
+    fn queue_task(
+        self: &Arc<ShareNode>,
+        body: ShippedCode,
+        arguments: Vec<u8>,
+        may_move: bool,
+        is_scoped: bool,
+    ) -> Arc<Waiting> {
         let (number, waiting) = self.joins.expect(self.id, WaitCause::Task, body);
-        self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments, may_move });
+        self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments, may_move, is_scoped });
         if may_move {
             self.seek_room();
         }
@@ -98,13 +106,15 @@ impl ShareNode {
         body: ShippedCode,
         arguments: Vec<u8>,
         if_room: bool,
+        is_scoped: bool,
     ) -> Result<Arc<Waiting>, Unsent> {
         let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         count(&self.counters.spawns, 1);
         // SAFETY: the bytes of the arguments, which nobody else has.
         self.stage(|| unsafe { body.owned_by(&arguments, true) });
         let body = body.reference();
-        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, arguments: &arguments }) {
+        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, is_scoped, arguments: &arguments })
+        {
             Ok(()) => Ok(waiting),
             Err(Unanswered { error, may_have_arrived: true }) => {
                 if matches!(error, ShareError::NodeLost { .. }) {
@@ -142,9 +152,9 @@ impl ShareNode {
         count(&self.counters.given_tasks, 1);
         // SAFETY: the bytes of the arguments, which nobody else has.
         self.stage(|| unsafe { task.body.owned_by(&task.arguments, true) });
-        let (number, body) = (task.number, task.body.reference());
-        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room: true, arguments: &task.arguments })
-        {
+        let (number, body, is_scoped) = (task.number, task.body.reference(), task.is_scoped);
+        let message = ShareMessage::Spawn { task: number, body, if_room: true, is_scoped, arguments: &task.arguments };
+        match self.ask_to_run(to, message) {
             // Whether a silent node runs it is known when it says how it ended, or is gone.
             Ok(()) | Err(Unanswered { may_have_arrived: true, .. }) => {}
             Err(_) => {
@@ -193,19 +203,30 @@ impl ShareNode {
         needy.into_iter().for_each(|node| self.outbox.tell(node, ShareMessage::Load));
     }
 
-    /// Takes a task from another node. Returns whether there is such code.
-    pub(crate) fn submit(self: &Arc<ShareNode>, origin: NodeId, number: u64, body: CodeRef, arguments: &[u8]) -> bool {
+    /// Takes a task from another node, which is counted if it is scoped. Returns whether there is such code.
+    pub(crate) fn submit(
+        self: &Arc<ShareNode>,
+        origin: NodeId,
+        number: u64,
+        body: CodeRef,
+        is_scoped: bool,
+        arguments: &[u8],
+    ) -> bool {
         let Some(body) = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())
         else {
+            if is_scoped {
+                self.end_borrower(origin);
+            }
             return false;
         };
-        self.workers.submit(self, QueuedTask { origin, number, body, arguments: arguments.to_vec(), may_move: false });
+        let arguments = arguments.to_vec();
+        self.workers.submit(self, QueuedTask { origin, number, body, arguments, may_move: false, is_scoped });
         true
     }
 
     /// Runs a task and says how it ended to the node that waits.
     pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
-        let QueuedTask { origin, number, body, arguments, .. } = task;
+        let QueuedTask { origin, number, body, arguments, is_scoped, .. } = task;
         let (ended, used) = within(self, true, || {
             let here = Here::at(self);
             // SAFETY: the bytes of the arguments of a task of this code, which runs once.
@@ -213,6 +234,9 @@ impl ShareNode {
             here.leave_locks();
             (ended, here.take_loans())
         });
+        if is_scoped && origin != self.id {
+            self.end_borrower(origin);
+        }
         self.workers.while_ending(|| {
             self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
         });
@@ -221,6 +245,9 @@ impl ShareNode {
     /// Ends a task that cannot be run.
     pub(crate) fn refuse_task(self: &Arc<ShareNode>, task: QueuedTask, error: &std::io::Error) {
         let message = format!("node {} cannot start a thread: {error}", self.id);
+        if task.is_scoped && task.origin != self.id {
+            self.end_borrower(task.origin);
+        }
         self.end_task(task.origin, task.number, Err(message), &HashMap::new());
     }
 
@@ -239,7 +266,7 @@ impl ShareNode {
             return;
         }
         let loans = used.iter().map(|(number, used)| {
-            let (word, left) = used.map_or((0, 0), |used| (used.word.bits(), used.left.bits()));
+            let (word, left) = used.map_or((0, 0), |used| (used.place.word.bits(), used.place.left.bits()));
             (*number, word, left)
         });
         let loans: Vec<_> = loans.collect();
@@ -273,8 +300,9 @@ impl ShareNode {
         };
         if undelivered.is_some_and(|undelivered| !undelivered.may_have_arrived) {
             // The lender is dead, and what it has lent is nobody's.
-            let moved = used.values().flatten().filter(|used| used.is_moved() && self.home_of(used.word) == self.id);
-            moved.for_each(|used| self.free_unclaimed(used.word));
+            let places = used.values().flatten().map(|used| used.place);
+            let moved = places.filter(|place| place.is_moved() && self.home_of(place.word) == self.id);
+            moved.for_each(|place| self.free_unclaimed(place.word));
         }
     }
 
@@ -306,7 +334,7 @@ impl ShareNode {
         let Some(waiting) = self.joins.take(task) else { return };
         let loans = loans.into_iter().map(|(number, word, left)| {
             let words = OwnerWord::from_bits(word).zip(OwnerWord::from_bits(left));
-            (number, words.map(|(word, left)| UsedLoan { word, left, object: None }))
+            (number, words.map(|(word, left)| UsedLoan { place: LoanPlace { word, left }, object: None }))
         });
         let loans = loans.collect();
         let result = match outcome {

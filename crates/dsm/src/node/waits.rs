@@ -358,7 +358,7 @@ impl ShareNode {
     }
 
     /// Sends a message to a home, which may be this node.
-    fn at_home(&self, home: NodeId, message: ShareMessage<'_>) -> Result<ShareReply<'static>, Unanswered> {
+    pub(super) fn at_home(&self, home: NodeId, message: ShareMessage<'_>) -> Result<ShareReply<'static>, Unanswered> {
         if home != self.id {
             return self.peers.ask(self, home, message, |reply| match reply {
                 ShareReply::Done => Some(ShareReply::Done),

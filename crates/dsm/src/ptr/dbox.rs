@@ -1,13 +1,13 @@
 //! `DBox`: the owner of one shared object.
 #![allow(unsafe_code, reason = "objects are borrowed by their owners' words")]
 
-use crate::node::{self, BlockRights};
+use crate::node;
 use crate::task::code::object_bytes_of;
 use crate::{Far, FarGroup, Here, NodeId, Object, ShareError};
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, size_of};
 use core::ops::{Deref, DerefMut};
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{BlockRights, OwnerWord};
 
 /// Owner of an object in shared memory, as `Box` is for one process.
 ///

@@ -7,7 +7,7 @@
 
 use super::join::{TaskEnd, Waiting};
 use crate::message::LOANS_MAX;
-use crate::node::{BlockRights, NotStarted};
+use crate::node::NotStarted;
 use crate::object::sealed::ObjectLayout;
 use crate::task::code::ShippedCode;
 use crate::{
@@ -15,28 +15,17 @@ use crate::{
 };
 use core::cell::RefCell;
 use core::marker::PhantomData;
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-/// Where the object of a mutable loan is.
+/// Mutable loan that a task has used.
 #[derive(Clone, Copy)]
 pub(crate) struct UsedLoan {
-    /// Word of the object.
-    pub(crate) word: OwnerWord,
-    /// Last word that it had in the block in which it was lent. That block is free when the loan is
-    /// over, if the object is elsewhere then.
-    pub(crate) left: OwnerWord,
+    pub(crate) place: LoanPlace,
     /// The object, if this node knows its type.
     pub(crate) object: Option<OwnedObject>,
-}
-
-impl UsedLoan {
-    /// Returns whether the object is in another block than when it was lent.
-    pub(crate) fn is_moved(self) -> bool {
-        !self.word.is_same_block(self.left)
-    }
 }
 
 /// Runs `body`, which may start tasks that borrow what was there before, and waits until all of them
@@ -115,15 +104,21 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for writing, to one task.
     pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
         let (lent, extent) = owner.place();
-        let owner = match owner.parts() {
-            sealed::Parts::Word(word) => LentOwner::Word(word),
-            sealed::Parts::Loan(number, now) => LentOwner::Loan(number, now),
+        let next = self.here.node().next_loan();
+        let (owner, number) = match owner.parts() {
+            sealed::Parts::Word(word) => (LentOwner::Word(word), next),
+            sealed::Parts::Loan(outer, now) => {
+                // SAFETY: the loan is borrowed mutably.
+                let place = unsafe { (*now).place };
+                let number = next.of_further_loan(LoanNumber::from_bits(outer), place, self.here.id().0);
+                (LentOwner::Loan(outer, now), number)
+            }
         };
-        let number = self.here.node().next_loan();
+        let number = number.bits();
         let (owns_others, group) = (<O::Object as ObjectLayout>::OWNS_OTHERS, <O::Object as ObjectLayout>::group());
         let release = group.map(|group| group.release);
         self.loans.borrow_mut().insert(number, OpenLoan { owner, lent, owns_others, release });
-        LentMut { now: UsedLoan { word: lent, left: lent, object: None }, extent, number, object: PhantomData }
+        LentMut { now: UsedLoan { place: LoanPlace::lent(lent), object: None }, extent, number, object: PhantomData }
     }
 
     /// Starts a task at a node and returns at once, as [`Here::spawn_to`] does. The arguments may be
@@ -134,7 +129,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body))
+        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body, true))
     }
 
     /// Starts a task where there is room for it, as [`Here::spawn`] does, with loans of this scope.
@@ -144,7 +139,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body))
+        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body, true))
     }
 
     fn start<A: Portable + 's, R: Far>(
@@ -201,7 +196,8 @@ impl<'s, 'env> TaskScope<'s, 'env> {
 /// Takes back the loans of a task that has ended.
 fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, loans: &[u64], end: &TaskEnd) {
     match &end.result {
-        Err(JoinError::Share(ShareError::NodeLost { .. })) => {
+        Err(JoinError::Share(ShareError::NodeLost { node })) => {
+            here.node().outlast_borrowers(*node);
             loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
@@ -222,48 +218,42 @@ fn take_back(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u6
         here.record_loan(number, used);
         return;
     };
-    let is_block_free = match loan.owner {
+    let left = match loan.owner {
         LentOwner::Word(owner) => {
             // SAFETY: the scope has borrowed the owner mutably, and is not over.
-            unsafe { *owner = used.word };
-            true
+            unsafe { *owner = used.place.word };
+            used.place.end()
         }
         LentOwner::Loan(outer, now) => {
             // SAFETY: as above.
             let now = unsafe { &mut *now };
-            (now.word, now.object) = (used.word, used.object);
-            // The block in which the outer loan was lent stays until that is over.
-            let is_of_outer = now.left.is_same_block(used.left);
-            if is_of_outer {
-                now.left = used.left;
-            }
+            now.object = used.object;
+            let left = now.place.take_back(used.place);
             here.record_loan(outer, *now);
-            !is_of_outer
+            left
         }
     };
-    if is_block_free && used.is_moved() {
-        here.node().free(used.left, loan.release.map(|release| release()));
+    if let Some(left) = left {
+        here.node().free(left, loan.release.map(|release| release()));
     }
 }
 
-/// Decides what becomes of an owner whose loan does not come back. If the borrower is dead, and the
-/// object owns no others, it is as it was: otherwise an owned object may have been freed or handed
-/// on meanwhile, and nobody could tell.
+/// Gives an owner the word that it has if its loan does not come back.
 fn lose(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, number: u64, is_dead: bool) {
     let Some(loan) = open.borrow_mut().remove(&number) else {
         here.lose_loan(number);
         return;
     };
-    if is_dead && !loan.owns_others {
-        return;
-    }
+    let word = word_of_lost_loan(loan.lent, is_dead, loan.owns_others);
     match loan.owner {
         // SAFETY: the scope has borrowed the owner mutably, and is not over.
-        LentOwner::Word(owner) => unsafe { *owner = loan.lent.lost() },
+        LentOwner::Word(owner) => unsafe { *owner = word },
         LentOwner::Loan(outer, now) => {
             // SAFETY: as above.
-            unsafe { (*now).word = loan.lent.lost() };
-            here.lose_loan(outer);
+            unsafe { (*now).place.word = word };
+            if word.is_lost() {
+                here.lose_loan(outer);
+            }
         }
     }
 }
@@ -384,7 +374,7 @@ impl<T: Object + ?Sized> Lent<'_, T> {
 pub struct LentMut<'s, T: Object + ?Sized> {
     now: UsedLoan,
     extent: T::Extent,
-    /// Number of the loan. Its upper bits are the lender's.
+    /// Bits of the loan's [`LoanNumber`].
     number: u64,
     /// Not for other threads: what becomes of the loan belongs to the task.
     object: PhantomData<(&'s mut T, *mut ())>,
@@ -397,24 +387,20 @@ unsafe impl<T: Object + ?Sized> Portable for LentMut<'_, T> {
     }
 
     fn visit_sent(&self, visit: &mut dyn FnMut(OwnedObject)) {
-        visit(OwnedObject::of::<T>(self.now.word, self.extent));
+        visit(OwnedObject::of::<T>(self.now.place.word, self.extent));
     }
 }
 
 impl<T: Object + ?Sized> core::fmt::Debug for LentMut<'_, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "LentMut(at node {})", NodeId::of(self.now.word))
+        write!(f, "LentMut(at node {})", NodeId::of(self.now.place.word))
     }
 }
 
 impl<T: Object + ?Sized> LentMut<'_, T> {
-    fn lender(&self) -> NodeId {
-        NodeId::of_loan(self.number)
-    }
-
     /// Borrows the object, as [`DBox::get`] does.
     pub fn get<'a>(&'a self, here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        let object = here.reading::<T>(self.now.word, self.extent)?;
+        let object = here.reading::<T>(self.now.place.word, self.extent)?;
         // SAFETY: as for `DBox::get`.
         Ok(unsafe { &*object })
     }
@@ -422,18 +408,10 @@ impl<T: Object + ?Sized> LentMut<'_, T> {
     /// Borrows the object mutably, as [`DBox::get_mut`] does. The owner learns of it when the task has
     /// ended, even if the loan is forgotten.
     pub fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
-        // What another node has lent stays as it is: should this node die, that is what is left.
-        let rights = match (self.now.is_moved(), self.lender() == here.id()) {
-            (true, _) => BlockRights::Owner,
-            (false, true) => BlockRights::Writer,
-            (false, false) => BlockRights::Reader,
-        };
-        let (word, object) = here.writing::<T>(self.now.word, self.extent, rights)?;
-        self.now.word = word;
+        let rights = self.now.place.rights(LoanNumber::from_bits(self.number), here.id().0);
+        let (word, object) = here.writing::<T>(self.now.place.word, self.extent, rights)?;
+        self.now.place.change(word);
         self.now.object = Some(OwnedObject::of::<T>(word, self.extent));
-        if word.is_same_block(self.now.left) {
-            self.now.left = word;
-        }
         here.record_loan(self.number, self.now);
         // SAFETY: as for `DBox::get_mut`; the loan is the only one.
         Ok(unsafe { Mut::new(object) })
@@ -480,7 +458,7 @@ impl<T: Object + ?Sized> Owner for Lent<'_, T> {
 
 impl<T: Object + ?Sized> sealed::OwnerPlace<T> for LentMut<'_, T> {
     fn place(&self) -> (OwnerWord, T::Extent) {
-        (self.now.word, self.extent)
+        (self.now.place.word, self.extent)
     }
 }
 

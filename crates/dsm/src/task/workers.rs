@@ -19,6 +19,8 @@ pub(crate) struct QueuedTask {
     pub(crate) arguments: Vec<u8>,
     /// Whether it may begin at another node.
     pub(crate) may_move: bool,
+    /// Whether its arguments may have borrows of a task of that node.
+    pub(crate) is_scoped: bool,
 }
 
 /// Time for which a thread waits for the next task before it ends.

@@ -12,9 +12,12 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("litmus_programs_see_some_interleaving_at_one_node", 1, litmus_programs_see_some_interleaving),
     ("litmus_programs_see_some_interleaving_of_two_nodes", 2, litmus_programs_see_some_interleaving),
     ("litmus_programs_see_some_interleaving_of_three_nodes", 3, litmus_programs_see_some_interleaving),
+    ("litmus_programs_see_some_interleaving_of_four_nodes", 4, litmus_programs_see_some_interleaving),
     ("random_programs_see_some_interleaving", 3, random_programs_see_some_interleaving),
     ("petersons_lock_excludes", 2, petersons_lock_excludes),
+    ("dekkers_lock_excludes", 2, dekkers_lock_excludes),
     ("the_bakery_serves_one_at_a_time", 3, the_bakery_serves_one_at_a_time),
+    ("readers_of_a_seqlock_see_no_torn_pair", 3, readers_of_a_seqlock_see_no_torn_pair),
     ("sums_of_all_nodes_are_whole", 3, sums_of_all_nodes_are_whole),
 ];
 
@@ -241,28 +244,72 @@ fn add_in_two_steps(here: &Here<'_>, number: &DAtomic<u64>) -> Result<(), ShareE
     number.store(here, value + 1)
 }
 
+/// Flags of two tasks, whose turn it is, and what their lock protects.
+type TwoTasks = ([DAtomic<bool>; 2], DAtomic<u64>, DAtomic<u64>);
+
+#[derive(Clone, Copy, Far)]
+enum TwoTaskLock {
+    Peterson,
+    Dekker,
+}
+
+impl TwoTaskLock {
+    fn enter(self, here: &Here<'_>, (flags, turn, _): &TwoTasks, me: usize) -> Result<(), ShareError> {
+        let (other, others) = (1 - me, 1 - me as u64);
+        flags[me].store(here, true)?;
+        match self {
+            TwoTaskLock::Peterson => {
+                turn.store(here, others)?;
+                while flags[other].load(here)? && turn.load(here)? == others {
+                    std::thread::yield_now();
+                }
+            }
+            TwoTaskLock::Dekker => {
+                while flags[other].load(here)? {
+                    if turn.load(here)? == others {
+                        flags[me].store(here, false)?;
+                        while turn.load(here)? == others {
+                            std::thread::yield_now();
+                        }
+                        flags[me].store(here, true)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(self, here: &Here<'_>, (flags, turn, _): &TwoTasks, me: usize) -> Result<(), ShareError> {
+        if matches!(self, TwoTaskLock::Dekker) {
+            turn.store(here, 1 - me as u64)?;
+        }
+        flags[me].store(here, false)
+    }
+}
+
 fn petersons_lock_excludes(here: &Here<'_>) -> Checked {
+    two_tasks_exclude_each_other(here, TwoTaskLock::Peterson)
+}
+
+fn dekkers_lock_excludes(here: &Here<'_>) -> Checked {
+    two_tasks_exclude_each_other(here, TwoTaskLock::Dekker)
+}
+
+fn two_tasks_exclude_each_other(here: &Here<'_>, lock: TwoTaskLock) -> Checked {
     const ROUNDS: u64 = 200;
-    /// Flags of both, whose turn it is, and what the lock protects.
-    type Shared = ([DAtomic<bool>; 2], DAtomic<u64>, DAtomic<u64>);
     let there = here.spawn_to(NodeId(1), (), |here, ()| {
         Ok::<_, ShareError>((DAtomic::new(here, false)?, DAtomic::new(here, 0u64)?))
     })?;
     let (flag, turn) = there.join(here)??;
-    let shared: DArc<Shared> = DArc::new(here, ([DAtomic::new(here, false)?, flag], turn, DAtomic::new(here, 0)?))?;
+    let shared: DArc<TwoTasks> = DArc::new(here, ([DAtomic::new(here, false)?, flag], turn, DAtomic::new(here, 0)?))?;
     let mut tasks = Vec::new();
     for node in here.nodes() {
-        tasks.push(here.spawn_to(node, shared.try_clone(here)?, |here, shared| {
-            let (flags, turn, number) = shared.get(here)?;
-            let me = usize::from(here.id().0);
+        tasks.push(here.spawn_to(node, (shared.try_clone(here)?, lock), |here, (shared, lock)| {
+            let (shared, me) = (shared.get(here)?, usize::from(here.id().0));
             for _ in 0..ROUNDS {
-                flags[me].store(here, true)?;
-                turn.store(here, 1 - me as u64)?;
-                while flags[1 - me].load(here)? && turn.load(here)? == 1 - me as u64 {
-                    std::thread::yield_now();
-                }
-                add_in_two_steps(here, number)?;
-                flags[me].store(here, false)?;
+                lock.enter(here, shared, me)?;
+                add_in_two_steps(here, &shared.2)?;
+                lock.leave(here, shared, me)?;
             }
             Ok::<_, ShareError>(())
         })?);
@@ -320,6 +367,64 @@ fn the_bakery_serves_one_at_a_time(here: &Here<'_>) -> Checked {
         task.join(here)??;
     }
     assert_eq!(shared.get(here)?.1.load(here)?, 3 * ROUNDS);
+    Ok(())
+}
+
+fn readers_of_a_seqlock_see_no_torn_pair(here: &Here<'_>) -> Checked {
+    /// Sequence, odd while somebody writes; a pair of equal numbers; and the number of writers that are done.
+    type SeqLock = (DAtomic<u64>, [DAtomic<u64>; 2], DAtomic<u64>);
+    let rounds: u64 = if is_deep() { 5000 } else { 60 };
+    let [sequence, first, second] = [NodeId(0), NodeId(1), NodeId(2)].map(|node| {
+        let made = here.spawn_to(node, (), |here, ()| DAtomic::new(here, 0u64));
+        made.expect("the node lives").join(here).expect("the node lives").expect("there is room")
+    });
+    let shared: DArc<SeqLock> = DArc::new(here, (sequence, [first, second], DAtomic::new(here, 0)?))?;
+    let mut writers = Vec::new();
+    for node in [NodeId(0), NodeId(2)] {
+        writers.push(here.spawn_to(node, (shared.try_clone(here)?, rounds), |here, (shared, rounds)| {
+            let (sequence, pair, writers) = shared.get(here)?;
+            for _ in 0..rounds {
+                let mut before = sequence.load(here)?;
+                while before % 2 == 1 || sequence.compare_exchange(here, before, before + 1)?.is_err() {
+                    std::thread::yield_now();
+                    before = sequence.load(here)?;
+                }
+                for number in pair {
+                    number.store(here, before)?;
+                }
+                sequence.store(here, before + 2)?;
+            }
+            writers.fetch_add(here, 1)
+        })?);
+    }
+    let mut readers = Vec::new();
+    for node in [NodeId(1), NodeId(0)] {
+        readers.push(here.spawn_to(node, shared.try_clone(here)?, |here, shared| {
+            let (sequence, [first, second], writers) = shared.get(here)?;
+            let (mut whole, mut refused) = (0u64, 0u64);
+            while writers.load(here)? < 2 || whole == 0 {
+                let before = sequence.load(here)?;
+                let pair = (first.load(here)?, second.load(here)?);
+                if before % 2 == 0 && sequence.load(here)? == before {
+                    assert!(pair.0 == pair.1 && pair.0 <= before, "{pair:?} at {before}");
+                    whole += 1;
+                } else {
+                    refused += 1;
+                }
+            }
+            Ok::<_, ShareError>((whole, refused))
+        })?);
+    }
+    for writer in writers {
+        writer.join(here)??;
+    }
+    let mut read = (0, 0);
+    for reader in readers {
+        let (whole, refused) = reader.join(here)??;
+        read = (read.0 + whole, read.1 + refused);
+    }
+    println!("  {} pairs were read, {} reads met a writer", read.0, read.1);
+    assert_eq!(shared.get(here)?.0.load(here)?, 4 * rounds);
     Ok(())
 }
 

@@ -8,6 +8,9 @@
 mod key_value;
 
 mod groups;
+mod handover;
+mod history;
+mod linear;
 mod litmus;
 mod owners;
 mod placement;
@@ -19,6 +22,7 @@ mod vectors;
 
 use farfield_dsm::{DBox, NodeBuilder};
 use std::iter::repeat;
+use std::process::Command;
 use std::time::Instant;
 use support::is_deep;
 
@@ -31,6 +35,7 @@ fn main() {
     let (_server, backup) = survival::memory_server();
     let all = [
         (survival::TESTS, 2),
+        (linear::SURVIVAL_TESTS, 2),
         (owners::TESTS, 2),
         (sync::TESTS, 2),
         (vectors::TESTS, 2),
@@ -39,6 +44,8 @@ fn main() {
         (placement::TESTS, 2),
         (&[("a_store_of_three_nodes_counts_as_threads_do", 3, key_value::compare)], 2),
         (litmus::TESTS, 4),
+        (linear::TESTS, 4),
+        (handover::TESTS, 2),
     ];
     for ((name, nodes, test), workers) in all.iter().flat_map(|(tests, workers)| tests.iter().zip(repeat(*workers))) {
         if !name.contains(&wanted) {
@@ -51,7 +58,8 @@ fn main() {
         ];
         for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
-            let has_backup = survival::TESTS.iter().any(|(other, ..)| other == name);
+            let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS);
+            let has_backup = with_backup.any(|(other, ..)| other == name);
             let config = if has_backup { config.backup(&*backup) } else { config };
             let config = config.read_in_place(*is_in_place);
             let begun = Instant::now();
@@ -61,6 +69,15 @@ fn main() {
             println!("test {name} ({nodes} nodes{mode}) ... ok in {:.2}s", begun.elapsed().as_secs_f64());
             passed += 1;
         }
+    }
+    if is_deep() {
+        let killed = all.iter().flat_map(|(tests, _)| tests.iter()).map(|(name, ..)| *name);
+        killed.filter(|name| name.contains("killed") && name.contains(&wanted)).for_each(kill_again);
+    }
+    if "wrong_histories_are_told_from_right_ones".contains(&wanted) {
+        history::wrong_histories_are_told_from_right_ones();
+        println!("test wrong_histories_are_told_from_right_ones ... ok");
+        passed += 1;
     }
     if wanted.is_empty() {
         owners::owners_that_outlive_their_program_lead_to_nothing();
@@ -74,4 +91,16 @@ fn main() {
         passed += 4;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
+}
+
+/// Runs a short program in which a node is killed a hundred times in each mode, each time at another moment.
+fn kill_again(name: &str) {
+    let program = std::env::current_exe().expect("it has a name");
+    for _ in 0..100 {
+        let mut command = Command::new(&program);
+        let run = command.arg(name).env_remove("FARFIELD_DEEP").output().expect("it starts");
+        let said = [run.stdout, run.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        assert!(run.status.success(), "{}", said.concat());
+    }
+    println!("test {name}, a hundred times ... ok");
 }

@@ -3,9 +3,12 @@
 
 use crate::support::{
     Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, last_of, play, play_plain, seeded,
+    until,
 };
+use crate::survival::kill_process;
 use farfield_dsm::{
-    DBox, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner, ShareError, scope,
+    DArc, DAtomic, DBox, DRwLock, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner,
+    ShareError, scope,
 };
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
@@ -40,6 +43,8 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_block_that_was_lent_does_not_use_its_colours_again", 2, a_block_that_was_lent_does_not_use_its_colours_again),
     ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
     ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
+    ("a_scope_waits_for_tasks_that_a_dead_node_has_started", 4, a_scope_waits_for_tasks_that_a_dead_node_has_started),
+    ("a_lock_waits_for_those_to_whom_a_dead_reader_has_lent", 4, a_lock_waits_for_those_to_whom_a_dead_reader_has_lent),
 ];
 
 fn one_node_is_a_heap(here: &Here<'_>) -> Checked {
@@ -751,6 +756,110 @@ fn a_loan_that_came_home_meanwhile_is_as_it_was(here: &Here<'_>) -> Checked {
     });
     assert_eq!(last_of(ended), Err(ShareError::NodeLost { node: NodeId(1) }.into()));
     assert_eq!(*number.get(here)?, 4);
+    Ok(())
+}
+
+/// Tasks that look at their loans, of those the ones that have ended, and whether they shall end.
+type Signals = (DAtomic<u64>, DAtomic<u64>, DAtomic<bool>);
+
+/// Looks at a loan until it is told to end.
+fn look_at(here: &Here<'_>, number: &u64, signals: &DArc<Signals>) -> Result<(), ShareError> {
+    let (looking, ended, shall_end) = signals.get(here)?;
+    looking.fetch_add(here, 1)?;
+    let started = Instant::now();
+    while !shall_end.load(here)? {
+        assert!(started.elapsed() < PATIENCE);
+        assert_eq!(std::hint::black_box(number), &7, "it is lent");
+    }
+    ended.fetch_add(here, 1).map(drop)
+}
+
+/// The node between lender and borrowers dies. They go on with their loans, so the lender waits for them.
+fn a_scope_waits_for_tasks_that_a_dead_node_has_started(here: &Here<'_>) -> Checked {
+    const BETWEEN: NodeId = NodeId(1);
+    const LOST: ShareError = ShareError::NodeLost { node: BETWEEN };
+    let process = at(here, BETWEEN, (), |_, ()| std::process::id())?;
+    let mut numbers = [here.alloc(7u64)?, here.alloc(7)?, here.alloc(7)?, here.alloc(7)?];
+    let made: Signals = (DAtomic::new(here, 0)?, DAtomic::new(here, 0)?, DAtomic::new(here, false)?);
+    let signals = DArc::new(here, made)?;
+    let (looking, ended, _) = signals.get(here)?;
+    let ends = here.spawn_to(NodeId(3), signals.try_clone(here)?, |here, signals| {
+        until(|| here.spawn_to(BETWEEN, (), |_, ()| ()).map(drop) == Err(LOST));
+        // Time for a scope that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        signals.get(here)?.2.store(here, true)
+    })?;
+    let lost = scope(here, |s| -> Result<(), ShareError> {
+        let [one, two, three, four] = &mut numbers;
+        // To another node, and home again; for a writer, and for readers.
+        for (node, lent) in [(NodeId(2), s.lend_mut(one)), (here.id(), s.lend_mut(two))] {
+            let arguments = (node, lent, signals.try_clone(here)?);
+            drop(s.spawn_to(BETWEEN, arguments, |here, (node, mut lent, signals)| {
+                let ended = scope(here, |s| {
+                    let further = (s.lend_mut(&mut lent), signals);
+                    let task =
+                        s.spawn_to(node, further, |here, (lent, signals)| look_at(here, lent.get(here)?, &signals));
+                    task?.join()
+                });
+                ended??
+            })?);
+        }
+        for (node, lent) in [(NodeId(3), s.lend(three)), (here.id(), s.lend(four))] {
+            let arguments = (node, lent, signals.try_clone(here)?);
+            drop(s.spawn_to(BETWEEN, arguments, |here, (node, lent, signals)| {
+                let ended = scope(here, |s| {
+                    let task = s.spawn_to(node, (lent, signals), |here, (lent, signals)| {
+                        look_at(here, lent.get(here)?, &signals)
+                    });
+                    task?.join()
+                });
+                ended??
+            })?);
+        }
+        until(|| looking.load(here) == Ok(4));
+        kill_process(process);
+        Ok(())
+    });
+    assert_eq!(lost, Err(LOST.into()));
+    assert_eq!(ended.load(here)?, 4, "tasks have loans of a scope that is over");
+    for number in &mut numbers {
+        *number.get_mut(here)? += 1;
+        assert_eq!(*number.get(here)?, 8);
+    }
+    ends.join(here)??;
+    Ok(())
+}
+
+/// A reader of a lock lends what the value owns, and dies. Whoever writes next comes after the borrower.
+fn a_lock_waits_for_those_to_whom_a_dead_reader_has_lent(here: &Here<'_>) -> Checked {
+    const READER: NodeId = NodeId(1);
+    const LOST: ShareError = ShareError::NodeLost { node: READER };
+    let process = at(here, READER, (), |_, ()| std::process::id())?;
+    let lock = DArc::new(here, DRwLock::new(here, here.alloc(7u64)?)?)?;
+    let made: Signals = (DAtomic::new(here, 0)?, DAtomic::new(here, 0)?, DAtomic::new(here, false)?);
+    let signals = DArc::new(here, made)?;
+    let (looking, ended, _) = signals.get(here)?;
+    let ends = here.spawn_to(NodeId(3), signals.try_clone(here)?, |here, signals| {
+        until(|| here.spawn_to(READER, (), |_, ()| ()).map(drop) == Err(LOST));
+        // Time for a lock that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        signals.get(here)?.2.store(here, true)
+    })?;
+    let reads = here.spawn_to(READER, (lock.try_clone(here)?, signals.try_clone(here)?), |here, (lock, signals)| {
+        let guard = lock.get(here)?.read(here)?;
+        let ended = scope(here, |s| {
+            let further = (s.lend(&*guard), signals.try_clone(here)?);
+            s.spawn_to(NodeId(2), further, |here, (lent, signals)| look_at(here, lent.get(here)?, &signals))?.join()
+        });
+        ended??
+    })?;
+    until(|| looking.load(here) == Ok(1));
+    kill_process(process);
+    assert_eq!(reads.join(here), Err(LOST.into()));
+    *lock.get(here)?.write(here)?.get_mut(here)? += 1;
+    assert_eq!(ended.load(here)?, 1, "a task has borrowed what is written to");
+    assert_eq!(*lock.get(here)?.read(here)?.get(here)?, 8);
+    ends.join(here)??;
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 pub(crate) const TESTS: &[NodesTest] = &[
     ("what_was_handed_over_outlives_its_node", 3, what_was_handed_over_outlives_its_node),
     ("what_was_lent_is_as_it_was_handed_over_last", 2, what_was_lent_is_as_it_was_handed_over_last),
+    ("what_was_lent_further_at_its_node_is_as_it_was", 2, what_was_lent_further_at_its_node_is_as_it_was),
     ("what_a_dead_node_was_lent_comes_home", 3, what_a_dead_node_was_lent_comes_home),
     ("a_number_has_all_steps_that_were_answered", 3, a_number_has_all_steps_that_were_answered),
     ("a_step_that_was_seen_is_not_lost", 3, a_step_that_was_seen_is_not_lost),
@@ -75,7 +76,8 @@ fn kill_node(here: &Here<'_>, dead: NodeId) -> Checked {
     Ok(())
 }
 
-fn kill_process(process: u32) {
+/// Ends a process at once.
+pub(crate) fn kill_process(process: u32) {
     let sent = std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status();
     assert!(sent.expect("kill starts").success());
 }
@@ -171,6 +173,33 @@ fn what_was_lent_is_as_it_was_handed_over_last(here: &Here<'_>) -> Checked {
     assert_eq!(numbers.get(here)?, &[20; 500]);
     numbers.get_mut(here)?[0] = 21;
     assert_eq!(numbers.get(here)?[..2], [21, 20]);
+    Ok(())
+}
+
+/// The borrower has lent it to another task of its own node, which has changed it, and dies.
+fn what_was_lent_further_at_its_node_is_as_it_was(here: &Here<'_>) -> Checked {
+    let mut numbers = at(here, DEAD, (), |here, ()| here.alloc([3u64; 500]))??;
+    let ended = scope(here, |s| {
+        let task = s.spawn_to(DEAD, s.lend_mut(&mut numbers), |here, mut numbers| -> () {
+            let ended = scope(here, |s| {
+                let further = s.lend_mut(&mut numbers);
+                let task = s.spawn_to(here.id(), further, |here, mut numbers| {
+                    // Twice: it has moved by then.
+                    numbers.get_mut(here).map(|mut numbers| numbers.fill(98))?;
+                    numbers.get_mut(here).map(|mut numbers| numbers.fill(99))
+                });
+                task.and_then(|task| task.join()?)
+            });
+            assert_eq!((ended, numbers.get(here)), (Ok(Ok(())), Ok(&[99; 500])));
+            // What is stored with this message is stored without what has changed.
+            at(here, NodeId(0), here.alloc(1u64).unwrap(), |_, number| drop(number)).unwrap();
+            std::process::abort()
+        })?;
+        task.join()
+    });
+    assert_eq!(last_of(ended), Err(LOST.into()));
+    until(|| numbers.home() == here.id());
+    assert_eq!(numbers.get(here)?, &[3; 500]);
     Ok(())
 }
 
