@@ -516,7 +516,8 @@ fn a_home_that_dies_is_an_error_of_who_waits(here: &Here<'_>) -> Checked {
     let waits =
         here.spawn_to(here.id(), (shared.try_clone(here)?, sender.try_clone(here)?), |here, (shared, sender)| {
             let sent = sender.send(here, 2);
-            let is_lost = matches!(sent, Err(SendError::Share { value: None, .. }));
+            // The value is lost with its home, if it had been sent by then.
+            let is_lost = matches!(sent, Err(SendError::Share { error: ShareError::NodeLost { .. }, .. }));
             (is_lost, shared.get(here).and_then(|shared| shared.0.lock(here).map(drop)))
         })?;
     let dies = here.spawn_to(NodeId(1), (), |_, ()| -> u8 {
