@@ -116,6 +116,7 @@ mod reference;
 mod roots;
 mod stats;
 mod stops;
+mod sync;
 mod types;
 mod verify;
 
