@@ -206,15 +206,11 @@ impl ReadyServers {
             server: server.index(),
             group_pages: deal.group_pages() as u32,
         });
-        let asked = |(page, waiter): &(u32, Waiter)| AskedObject {
-            entry: waiter.entry,
-            place: waiter.card.map(|card| ObjectPlace { page: *page, card }),
-        };
         Tracing {
             layouts: self.layouts.clone(),
             share,
             entry_pages: self.entry_pages.clone(),
-            objects: waiting.iter().map(asked).collect(),
+            objects: waiting.iter().map(asked_object).collect(),
             most: waiting.len() as u32 + self.window,
         }
     }
@@ -225,6 +221,11 @@ impl ReadyServers {
         }
         self.window = if new * 2 >= found { (self.window * 2).clamp(1, WINDOW_MAX) } else { self.window / 2 };
     }
+}
+
+/// Returns an object that waits for a page as servers are asked for it.
+pub(super) fn asked_object((page, waiter): &(u32, Waiter)) -> AskedObject {
+    AskedObject { entry: waiter.entry, place: waiter.card.map(|card| ObjectPlace { page: *page, card }) }
 }
 
 /// Joins pages that follow each other.
