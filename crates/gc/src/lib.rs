@@ -120,6 +120,8 @@ mod sync;
 mod types;
 mod verify;
 
+#[doc(hidden)]
+pub use collector::CycleStep;
 pub use error::{GcError, RefusedObject};
 pub use farfield_derive::FarObject;
 #[doc(hidden)]

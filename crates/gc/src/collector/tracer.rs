@@ -7,6 +7,7 @@ use super::deferral::Deferral;
 use super::far_pages::{AwaitedPage, FarPages, Waiter};
 use super::retry;
 use super::servers::{FarWork, Servers, TakenAnswer, asked_object};
+use super::steps::CycleStep;
 use crate::error::GcError;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
@@ -391,7 +392,9 @@ impl<'a> Tracer<'a> {
         if self.servers.are_for(self.heap, &self.old, &self.layouts, work) && self.ask_servers(scope)? {
             return Ok(());
         }
+        self.heap.reach(CycleStep::ReadingPages);
         let batch = self.far.read()?;
+        self.heap.reach(CycleStep::PagesRead);
         self.live.read_pages = self.far.read_pages();
         if batch.is_empty() {
             // What is wrong with these is found out here.

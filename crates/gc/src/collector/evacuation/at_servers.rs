@@ -14,6 +14,7 @@
 //! that are near.
 
 use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, retry};
+use crate::collector::CycleStep;
 use crate::collector::tracer::TableCharge;
 use crate::error::GcError;
 use crate::pages::{SparseUnit, UnitId, UnitPurpose};
@@ -157,8 +158,10 @@ impl<'a> Evacuation<'a, '_> {
         let at_server = target_pages.iter().map(|page| layout.place(*page).1).collect();
         let argument = EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: at_server };
         let space = self.heap.pages.space();
+        self.heap.reach(CycleStep::AskingToCopy);
         let answer =
             space.call_to_make::<Evacuate>(layout, server, &target_pages, argument, |answer| &answer.target_sums);
+        self.heap.reach(CycleStep::ServerCopied);
         let answer = match answer {
             Ok(answer) => answer,
             Err(UnmadeUnits { error, is_over }) => {
@@ -234,8 +237,10 @@ impl<'a> Evacuation<'a, '_> {
                 continue;
             }
             let stop = self.heap.stops.begin()?;
+            self.heap.reach(CycleStep::Publishing);
             let is_moved = self.move_objects(batch);
             self.heap.counters.count_pause(stop.end());
+            self.heap.reach(CycleStep::Published);
             self.note_moved(batch, &is_moved, &mut progress.is_left);
             for (it, _) in batch.moves.iter().zip(&is_moved).filter(|(_, is_moved)| **is_moved) {
                 progress.moved_cards[it.object.source] += cards_of(it.object.bytes);
