@@ -158,7 +158,8 @@ mod tests {
             let changing = threads.spawn(|| {
                 let mut scope = space.enter();
                 let mut count = 0u64;
-                while !is_over.load(Ordering::Relaxed) {
+                // Once at least, however late the thread begins.
+                while count == 0 || !is_over.load(Ordering::Relaxed) {
                     for (index, unit) in units.iter().enumerate() {
                         let address = if index % 2 == 0 { scope.bring(*unit) } else { scope.bring_to_change(*unit) };
                         word(address.unwrap(), 9).store(count, Ordering::Relaxed);
