@@ -132,9 +132,10 @@ const FEATURES_OF_FABRIC: &str =
 /// The end-to-end tests: each of their programs is a part.
 const END_TO_END: &str = "farfield-tests";
 
-/// Models whose threads run under a scheduler: loom for the words of the heap, shuttle for the pager.
-const MODELS: [[&str; 6]; 2] = [
+/// Models whose threads run under a scheduler: loom for the words of the heap and of collections, shuttle for the pager.
+const MODELS: [[&str; 6]; 3] = [
     ["-p", "farfield-core", "--features", "model", "--test", "*_model"],
+    ["-p", "farfield-gc", "--features", "model", "--test", "model"],
     ["-p", "farfield-pager", "--features", "model", "--test", "model"],
 ];
 

@@ -355,11 +355,7 @@ impl<'space> SpaceScope<'space> {
     /// The processor can load from the address while the guess is checked.
     #[inline(always)]
     pub fn peek_at(&self, page: u32, card: u8, guess: SlotHint) -> Option<NonNull<u8>> {
-        let is_there = self.word(page)?.confirms(guess);
-        if !is_there || guess.card() != card || guess.frame() == FrameId(0) {
-            return None;
-        }
-        Some(self.address(guess.offset()))
+        self.word(page)?.confirms_card(card, guess).then(|| self.address(guess.offset()))
     }
 
     /// Returns the word of a page, if there is such a page.

@@ -1,6 +1,6 @@
 //! The collected heap: what its mutators, roots and collections share.
 
-use crate::collector::{Collector, CycleMode, CycleRequests, Marking};
+use crate::collector::{Collector, CycleMode, CycleRequests, CycleStep, Marking, StepHook};
 use crate::entries::EntryTable;
 use crate::error::GcError;
 use crate::mutator::{AllocationBuffer, Mutator};
@@ -47,6 +47,7 @@ pub struct GcBuilder<'h> {
     evacuate: bool,
     evacuate_at_servers: bool,
     broken: Option<BrokenRule>,
+    step_hook: Option<StepHook>,
 }
 
 /// Way in which a collection looks at objects that are far.
@@ -118,6 +119,7 @@ pub(crate) struct GcInner {
     pub(crate) evacuate: bool,
     pub(crate) evacuate_at_servers: bool,
     pub(crate) broken: Option<BrokenRule>,
+    step_hook: Option<StepHook>,
     /// Far pages of which the collector has copies at a time.
     pub(crate) copied_pages: usize,
     /// Address and length of the arena in which all near pages lie.
@@ -142,7 +144,16 @@ impl GcHeap {
     pub fn in_heap(heap: &Heap) -> GcBuilder<'_> {
         let region = Pages::bytes(RegionGeometry::DEFAULT.pages().into());
         let far_tracing = FarTracing::Copies;
-        GcBuilder { heap, limit: 0, region, far_tracing, evacuate: true, evacuate_at_servers: false, broken: None }
+        GcBuilder {
+            heap,
+            limit: 0,
+            region,
+            far_tracing,
+            evacuate: true,
+            evacuate_at_servers: false,
+            broken: None,
+            step_hook: None,
+        }
     }
 
     /// Makes a mutator: the right of the calling thread to use objects. Waits while mutators are
@@ -237,6 +248,13 @@ impl GcBuilder<'_> {
         self
     }
 
+    /// Sets what is called at each step of a collection, on the thread that collects, for tests.
+    #[doc(hidden)]
+    pub fn at_steps(mut self, hook: impl Fn(CycleStep) + Send + Sync + 'static) -> Self {
+        self.step_hook = Some(Box::new(hook));
+        self
+    }
+
     /// Makes the heap, and starts the thread that collects.
     pub fn build(self) -> Result<GcHeap, BuildError> {
         let geometry = RegionGeometry::new(self.region)
@@ -272,6 +290,7 @@ impl GcBuilder<'_> {
             evacuate: self.evacuate,
             evacuate_at_servers: self.evacuate_at_servers,
             broken: self.broken,
+            step_hook: self.step_hook,
             arena,
             table_bytes,
         };
@@ -286,6 +305,13 @@ impl GcInner {
     /// Waits until no cycle runs. None begins until the guard is dropped.
     pub(crate) fn begin_cycle(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells a test that a collection has reached a step.
+    pub(crate) fn reach(&self, step: CycleStep) {
+        if let Some(hook) = &self.step_hook {
+            hook(step);
+        }
     }
 
     /// Returns what mutators that have ended have left.

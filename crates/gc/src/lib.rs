@@ -116,9 +116,12 @@ mod reference;
 mod roots;
 mod stats;
 mod stops;
+mod sync;
 mod types;
 mod verify;
 
+#[doc(hidden)]
+pub use collector::CycleStep;
 pub use error::{GcError, RefusedObject};
 pub use farfield_derive::FarObject;
 #[doc(hidden)]

@@ -5,11 +5,10 @@
 //! stopped, and gives up.
 
 use crate::error::GcError;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Instant, Mutex, MutexGuard, Thread, ThreadId, current_thread};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Thread, ThreadId};
-use std::time::Instant;
+use std::sync::PoisonError;
 
 /// Longest time that a thread may take to reach a safepoint.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -71,7 +70,7 @@ impl Stops {
     /// waker or a destructor of the program, which then is here.
     fn wait_for_end<'a>(&self, mut state: MutexGuard<'a, StopState>) -> MutexGuard<'a, StopState> {
         while let Some(stopper) = state.stopper {
-            if stopper == std::thread::current().id() {
+            if stopper == current_thread().id() {
                 drop(state);
                 panic!("a waker or a destructor uses a collected heap on the thread that collects it");
             }
@@ -82,7 +81,7 @@ impl Stops {
 
     /// Adds a mutator of the calling thread.
     pub(crate) fn register(&self) -> MutatorId {
-        let mutator = Some(RegisteredMutator { thread: std::thread::current(), is_stopped: false });
+        let mutator = Some(RegisteredMutator { thread: current_thread(), is_stopped: false });
         let mut state = self.wait_for_end(self.lock());
         self.count.fetch_add(1, Ordering::Relaxed);
         match state.vacant.pop() {
@@ -143,7 +142,7 @@ impl Stops {
     /// Stops all mutators. The calling thread has none.
     pub(crate) fn begin(&self) -> Result<WorldStop<'_>, GcError> {
         let mut state = self.wait_for_end(self.lock());
-        state.stopper = Some(std::thread::current().id());
+        state.stopper = Some(current_thread().id());
         let stop = WorldStop { stops: self, requested: Instant::now() };
         self.is_requested.store(true, Ordering::Relaxed);
         let until = stop.requested + PATIENCE;

@@ -75,6 +75,50 @@ pub struct EvacuatedObject {
     pub bytes: u32,
 }
 
+/// Place of an object, and that of its copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopiedObject {
+    /// Entry of the object.
+    pub entry: u32,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Index of its page among [`EvacuationBatch::sources`].
+    pub source: usize,
+    /// Card of that page at which it begins.
+    pub card: u8,
+    /// Index of the page of its copy among [`EvacuationBatch::targets`].
+    pub target: usize,
+    /// Card of that page at which the copy begins.
+    pub target_card: u8,
+}
+
+impl Evacuated {
+    /// Returns the objects of an answer to a call for these sources and so many targets, in their order.
+    /// `None` if the answer makes no sense, whoever has given it.
+    pub fn copies(&self, sources: &[SourcePage], targets: usize) -> Option<Vec<CopiedObject>> {
+        let mut objects = self.objects.iter();
+        let mut places = PageSequence::new(self.target_sums.len().min(targets));
+        let mut copies = Vec::with_capacity(self.objects.len());
+        for (source, (asked, found)) in sources.iter().zip(&self.sources).enumerate() {
+            let live = PageOccupancy::from_words(asked.live);
+            if found.objects > live.count() {
+                return None;
+            }
+            for card in live.iter().take(found.objects as usize) {
+                let object = objects.next()?;
+                let bytes = object.bytes as usize;
+                if !(ObjectHeader::BYTES..=PAGE_BYTES - usize::from(card) * CARD_BYTES).contains(&bytes) {
+                    return None;
+                }
+                let (target, target_card) = places.place(bytes)?;
+                copies.push(CopiedObject { entry: object.entry, bytes, source, card, target, target_card });
+            }
+        }
+        let is_whole = objects.next().is_none() && self.sources.len() <= sources.len();
+        (is_whole && places.used() == self.target_sums.len()).then_some(copies)
+    }
+}
+
 impl Function for Evacuate {
     const NAME: &'static str = "ff.evacuate";
     const VERSION: u32 = 1;
@@ -284,6 +328,17 @@ mod tests {
                 counted += copied.objects as usize;
             }
             assert_eq!(counted, answer.objects.len());
+            let copies = answer.copies(&self.sources, targets.len()).unwrap();
+            for (copy, (entry, bytes)) in copies.iter().zip(&self.objects) {
+                assert_eq!((copy.entry, copy.bytes), (*entry, bytes.len()));
+                for (page, card) in
+                    [(self.sources[copy.source].page, copy.card), (targets[copy.target], copy.target_card)]
+                {
+                    let at = page as usize * PAGE_BYTES + usize::from(card) * CARD_BYTES;
+                    assert_eq!(expected[at..at + bytes.len()], **bytes);
+                }
+            }
+            assert_eq!(copies.len(), counted);
             counted
         }
     }

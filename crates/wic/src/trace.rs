@@ -137,6 +137,61 @@ pub struct ElsewhereObject {
     pub place: ObjectPlace,
 }
 
+/// Answer for one object that was asked for, and that was tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AskedAnswer<'a> {
+    /// The object is the next one of [`Traced::objects`].
+    Object,
+    /// The object lies at another server.
+    Elsewhere(&'a ElsewhereObject),
+    /// The object cannot be looked at there: the client finds out why.
+    Nothing,
+}
+
+/// An answer beside its question.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answers<'a> {
+    /// Answers for the first objects of the question. The others were not tried.
+    pub asked: Vec<AskedAnswer<'a>>,
+    /// Number of [`Traced::objects`] that were asked for: the first ones.
+    pub objects: usize,
+    /// Objects that lie elsewhere, and that the server has named unasked.
+    pub elsewhere: &'a [ElsewhereObject],
+}
+
+impl Traced {
+    /// Compares an answer with the objects that were asked for. The answer may be anything.
+    pub fn answers(&self, asked: impl IntoIterator<Item = AskedObject>) -> Answers<'_> {
+        let (mut objects, mut named) = (0, 0);
+        let answer = |asked: AskedObject| {
+            if self.objects.get(objects).is_some_and(|object| object.entry == asked.entry) {
+                objects += 1;
+                return AskedAnswer::Object;
+            }
+            // Who was asked for an object at its place names no other.
+            match self.elsewhere.get(named).filter(|other| other.entry == asked.entry && asked.place.is_none()) {
+                Some(other) => {
+                    named += 1;
+                    AskedAnswer::Elsewhere(other)
+                }
+                None => AskedAnswer::Nothing,
+            }
+        };
+        let asked = asked.into_iter().take(self.tried as usize).map(answer).collect();
+        Answers { asked, objects, elsewhere: self.elsewhere.get(named..).unwrap_or_default() }
+    }
+
+    /// Returns the objects, each with the entries that its references lead to.
+    pub fn with_references(&self) -> impl Iterator<Item = (&TracedObject, &[u32])> {
+        let mut left = self.references.as_slice();
+        self.objects.iter().map(move |object| {
+            let (of_object, rest) = left.split_at(left.len().min(object.references as usize));
+            left = rest;
+            (object, of_object)
+        })
+    }
+}
+
 impl Function for Trace {
     const NAME: &'static str = "ff.trace";
     const VERSION: u32 = 2;
@@ -457,6 +512,33 @@ mod tests {
         let objects = entries.iter().map(|entry| AskedObject { entry: *entry, place: None }).collect();
         let (layouts, entry_pages) = (layouts().encode(), ENTRY_PAGES.to_vec());
         Tracing { layouts, share: PageShare::ALL, entry_pages, objects, most }
+    }
+
+    #[test]
+    fn any_answer_is_compared_with_its_question() {
+        let place = ObjectPlace { page: 9, card: 1 };
+        let object = |entry, references| TracedObject { entry, page: 1, card: 2, bytes: 32, references };
+        let other = |entry| ElsewhereObject { entry, place };
+        let asked = |entry, place| AskedObject { entry, place };
+        let question = [asked(1, None), asked(2, None), asked(3, Some(place)), asked(4, None), asked(5, None)];
+        let traced = Traced {
+            tried: 4,
+            objects: vec![object(1, 2), object(4, 1), object(8, 7)],
+            elsewhere: vec![other(2), other(3), other(9)],
+            references: vec![11, 12, 13, 14],
+        };
+        let Answers { asked: answers, objects, elsewhere } = traced.answers(question);
+        let named = AskedAnswer::Elsewhere(&traced.elsewhere[0]);
+        // 3 was asked for at its place, so that nobody names another one is what counts.
+        assert_eq!(answers, [AskedAnswer::Object, named, AskedAnswer::Nothing, AskedAnswer::Object]);
+        assert_eq!((objects, elsewhere), (2, &traced.elsewhere[1..]));
+        let references: Vec<_> =
+            traced.with_references().map(|(object, references)| (object.entry, references)).collect();
+        // There are fewer than the last object says.
+        assert_eq!(references, [(1, &[11, 12][..]), (4, &[13]), (8, &[14])]);
+        let nothing = Traced { tried: u32::MAX, ..Traced::default() };
+        assert_eq!(nothing.answers(question).asked, [AskedAnswer::Nothing; 5]);
+        assert_eq!(Traced::default().answers(question).asked, []);
     }
 
     /// A list whose objects, and entries, lie at all servers: each is found by asking the server of the entry, and then

@@ -11,6 +11,7 @@ mod counters;
 #[path = "../../../crates/gc/tests/gc/graph.rs"]
 mod graph;
 mod several_servers;
+mod switches;
 
 use farfield_server::{Config, Server};
 use farfield_wic::Registry;

@@ -6,6 +6,7 @@
 mod back;
 mod collected;
 mod promises;
+mod steps;
 mod stops;
 
 use collected::Graph;

@@ -214,6 +214,31 @@ pub fn land_page(words: &impl PageWords, page: u32, frame: Option<FrameId>, inte
     }
 }
 
+/// Prepares a page for a copy to the pool that the evictor is about to make while the page stays
+/// near. Returns the word of the page before; `None` if the page is not near, or is owned.
+///
+/// The caller holds the evictor's lock until the copy has arrived. The page counts as clean before
+/// it is copied, so that a write beside the copy marks it again.
+pub fn flush_page(words: &impl PageWords, page: u32) -> Option<FrameWord> {
+    loop {
+        let seen = words.load_page(page);
+        if words.exchange_page(page, seen, seen.begin_flush()?) {
+            return Some(seen);
+        }
+    }
+}
+
+/// Marks a page whose copy did not arrive, if it is near in this frame; false if it is not.
+pub fn fail_flush_page(words: &impl PageWords, page: u32, frame: FrameId) -> bool {
+    loop {
+        let seen = words.load_page(page);
+        let Some(next) = seen.fail_flush().filter(|_| seen.frame() == Some(frame)) else { return false };
+        if words.exchange_page(page, seen, next) {
+            return true;
+        }
+    }
+}
+
 /// Result of a look at an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectLookup {
@@ -603,6 +628,26 @@ mod tests {
                     assert_eq!(landed.is_ahead(), frame.is_some() && intent == FetchIntent::Prefetch);
                     assert!(frame.is_none() || landed.is_dirty() == (intent == FetchIntent::Write));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flush_takes_the_mark_of_a_page_that_is_near_and_gives_it_back_if_it_fails() {
+        let words = reachable();
+        for (seen, meanwhile) in words.iter().flat_map(|seen| words.iter().map(move |other| (*seen, *other))) {
+            let table = Table::new(seen);
+            table.page_meanwhile.set(Some(meanwhile));
+            let flushed = flush_page(&table, FROM);
+            let is_first = table.page_meanwhile.take().is_some() || meanwhile == seen;
+            let last = if is_first { seen } else { meanwhile };
+            let is_near = matches!(last.state(), State::Near | State::Cooling);
+            assert_eq!(flushed, is_near.then_some(last), "{seen:?}, then {meanwhile:?}");
+            assert_eq!(table.word(), last.begin_flush().unwrap_or(last));
+            if let Some(frame) = last.frame().filter(|_| is_near) {
+                assert!(!table.word().is_dirty() && table.word().is_stored());
+                assert!(!fail_flush_page(&table, FROM, FrameId(frame.0 + 1)), "another page is there");
+                assert!(fail_flush_page(&table, FROM, frame) && table.word().is_dirty());
             }
         }
     }

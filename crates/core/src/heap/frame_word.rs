@@ -162,6 +162,13 @@ impl FrameWord {
         (low_u32(self.0) ^ place.0) < 1 << 8
     }
 
+    /// Checks whether the guess stands for this card of the page: the page is Near in the guessed
+    /// frame. A guess of frame 0 stands for nothing.
+    #[inline(always)]
+    pub fn confirms_card(self, card: u8, guess: SlotHint) -> bool {
+        self.confirms(guess) && guess.card() == card && guess.frame() != FrameId(0)
+    }
+
     /// Checks [`FrameWord::confirms`], and that writing needs no further mark.
     #[inline]
     pub fn confirms_dirty(self, place: SlotHint) -> bool {
@@ -447,6 +454,8 @@ mod tests {
                     let usable = word.state() == State::Near && word.frame() == Some(frame) && !word.is_ahead();
                     assert_eq!(word.confirms(SlotHint::new(frame, card)), usable, "{word:?}");
                     assert_eq!(word.confirms_dirty(SlotHint::new(frame, card)), usable && word.is_dirty());
+                    assert_eq!(word.confirms_card(card, SlotHint::new(frame, card)), usable);
+                    assert!(!word.confirms_card(card ^ 1, SlotHint::new(frame, card)));
                 }
             }
             let near = if word.state() == State::Near && !word.is_ahead() { word.frame() } else { None };
@@ -454,6 +463,7 @@ mod tests {
             assert_eq!(word.near_dirty(), near.filter(|_| word.is_dirty()));
             // A slot without a guess is confirmed by fresh memory only.
             assert_eq!(word.confirms(SlotHint::new(FrameId(0), 9)), word == FrameWord::EMPTY);
+            assert!(!word.confirms_card(9, SlotHint::new(FrameId(0), 9)));
         }
     }
 

@@ -17,6 +17,7 @@
 mod at_servers;
 
 use super::retry;
+use super::steps::CycleStep;
 use super::tracer::FoundObject;
 use crate::error::GcError;
 use crate::heap::{BrokenRule, GcInner};
@@ -180,8 +181,10 @@ impl<'a, 'r> Evacuation<'a, 'r> {
                 return Ok(());
             }
             let stop = self.heap.stops.begin()?;
+            self.heap.reach(CycleStep::Moving);
             let is_moved = self.move_objects(&batch);
             self.heap.counters.count_pause(stop.end());
+            self.heap.reach(CycleStep::Moved);
             let mut is_left = vec![false; batch.sources.len()];
             self.note_moved(&batch, &is_moved, &mut is_left);
             drop(batch.pins);
@@ -204,6 +207,7 @@ impl<'a, 'r> Evacuation<'a, 'r> {
         let count = self.sources.len().min(self.batch_pages);
         let chosen: Vec<SparseUnit> = self.sources.drain(..count).collect();
         let pages: Vec<u32> = chosen.iter().map(|unit| unit.page).collect();
+        self.heap.reach(CycleStep::ReadingSources);
         let copies = self.reader.copy_far(&pages)?;
         self.moved.read_pages += copies.len() as u64;
         let mut copies: HashMap<u32, FarCopy> = copies.into_iter().map(|copy| (copy.page(), copy)).collect();

@@ -11,11 +11,14 @@ mod marking;
 mod pace;
 mod requests;
 mod servers;
+mod steps;
 mod tracer;
 
 pub(crate) use evacuation::MovedObjects;
 pub(crate) use marking::Marking;
 pub(crate) use requests::{CycleMode, CycleRequests};
+pub use steps::CycleStep;
+pub(crate) use steps::StepHook;
 pub(crate) use tracer::LiveHeap;
 
 use crate::error::GcError;
@@ -127,10 +130,12 @@ impl<'a> Cycle<'a> {
     fn run(heap: &'a GcInner, mode: CycleMode) -> Result<Option<u64>, GcError> {
         let first = heap.stops.begin()?;
         let mut cycle = Cycle::begin(heap);
+        heap.reach(CycleStep::SnapshotTaken);
         let mut stop = match mode {
             CycleMode::Stopped => Some(first),
             CycleMode::Concurrent => {
                 cycle.resume(first);
+                heap.reach(CycleStep::Marking);
                 None
             }
         };
@@ -156,13 +161,17 @@ impl<'a> Cycle<'a> {
             }
         };
         let used = heap.pages.used();
+        heap.reach(CycleStep::Committing);
         let live = cycle.commit();
+        heap.reach(CycleStep::Committed);
         heap.counters.count(&live);
         cycle.resume(stop);
         heap.counters.count_freed(cycle.release_dead());
+        heap.reach(CycleStep::Released);
         if heap.evacuate {
             cycle.evacuate(mode);
         }
+        heap.reach(CycleStep::Ended);
         Ok(Some(used))
     }
 

@@ -14,6 +14,7 @@
 
 use super::far_pages::Waiter;
 use super::pace::FarPace;
+use super::steps::CycleStep;
 use crate::heap::{BrokenRule, FarTracing, GcInner};
 use crate::pages::RegionSet;
 use farfield::space::{FarLayout, FarServer};
@@ -153,7 +154,10 @@ impl Servers {
             of_servers.iter().flat_map(|(server, all)| all.chunks(of_call(all.len())).map(|some| (*server, some)));
         let asked: Vec<(FarServer, &[(u32, Waiter)])> = calls.collect();
         let arguments = asked.iter().map(|(server, some)| (*server, ready.argument(layout, *server, some)));
-        let Ok(answers) = heap.pages.space().call::<Trace>(layout, arguments.collect()) else {
+        heap.reach(CycleStep::AskingServers);
+        let answers = heap.pages.space().call::<Trace>(layout, arguments.collect());
+        heap.reach(CycleStep::ServersAnswered);
+        let Ok(answers) = answers else {
             *self = Servers::Off;
             return Ok(false);
         };
@@ -190,6 +194,7 @@ impl ReadyServers {
         let layout = space.layout();
         let nothing = |server| (server, ready.argument(layout, server, &[]));
         space.call::<Trace>(layout, layout.servers().into_iter().map(nothing).collect()).ok()?;
+        heap.reach(CycleStep::Flushing);
         if heap.broken != Some(BrokenRule::FlushBeforeTracing) {
             // SAFETY: units of the snapshot were made, and only the collector's thread, which we
             // are, releases them. Mutators change what was there at the snapshot as atomics only:
@@ -197,6 +202,7 @@ impl ReadyServers {
             let flushed = unsafe { space.flush(&old.units()) };
             heap.counters.count_flushed(flushed.ok()?);
         }
+        heap.reach(CycleStep::Flushed);
         Some(ReadyServers { layouts, entry_pages, window: WINDOW_MAX / 4 })
     }
 
@@ -206,15 +212,11 @@ impl ReadyServers {
             server: server.index(),
             group_pages: deal.group_pages() as u32,
         });
-        let asked = |(page, waiter): &(u32, Waiter)| AskedObject {
-            entry: waiter.entry,
-            place: waiter.card.map(|card| ObjectPlace { page: *page, card }),
-        };
         Tracing {
             layouts: self.layouts.clone(),
             share,
             entry_pages: self.entry_pages.clone(),
-            objects: waiting.iter().map(asked).collect(),
+            objects: waiting.iter().map(asked_object).collect(),
             most: waiting.len() as u32 + self.window,
         }
     }
@@ -225,6 +227,11 @@ impl ReadyServers {
         }
         self.window = if new * 2 >= found { (self.window * 2).clamp(1, WINDOW_MAX) } else { self.window / 2 };
     }
+}
+
+/// Returns an object that waits for a page as servers are asked for it.
+pub(super) fn asked_object((page, waiter): &(u32, Waiter)) -> AskedObject {
+    AskedObject { entry: waiter.entry, place: waiter.card.map(|card| ObjectPlace { page: *page, card }) }
 }
 
 /// Joins pages that follow each other.

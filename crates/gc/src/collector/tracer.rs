@@ -6,7 +6,8 @@ use super::Marking;
 use super::deferral::Deferral;
 use super::far_pages::{AwaitedPage, FarPages, Waiter};
 use super::retry;
-use super::servers::{FarWork, Servers, TakenAnswer};
+use super::servers::{FarWork, Servers, TakenAnswer, asked_object};
+use super::steps::CycleStep;
 use crate::error::GcError;
 use crate::heap::{FarTracing, GcInner};
 use crate::pages::{RegionSet, UnitId, UnitPurpose};
@@ -17,7 +18,7 @@ use farfield::space::{Space, SpaceScope};
 use farfield_core::gc::{EntryWord, LayoutTable, ObjectHeader, PageOccupancy, RefWord, TypeLayout};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::CARD_BYTES;
-use farfield_wic::trace::{ElsewhereObject, Traced, TracedObject};
+use farfield_wic::trace::{AskedAnswer, ElsewhereObject, Traced, TracedObject};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -391,7 +392,9 @@ impl<'a> Tracer<'a> {
         if self.servers.are_for(self.heap, &self.old, &self.layouts, work) && self.ask_servers(scope)? {
             return Ok(());
         }
+        self.heap.reach(CycleStep::ReadingPages);
         let batch = self.far.read()?;
+        self.heap.reach(CycleStep::PagesRead);
         self.live.read_pages = self.far.read_pages();
         if batch.is_empty() {
             // What is wrong with these is found out here.
@@ -441,36 +444,24 @@ impl<'a> Tracer<'a> {
         asked: &[(u32, Waiter)],
         traced: &Traced,
     ) -> Result<TakenAnswer, GcError> {
-        let (tried, rest) = asked.split_at((traced.tried as usize).min(asked.len()));
+        let answers = traced.answers(asked.iter().map(asked_object));
+        let (tried, rest) = asked.split_at(answers.asked.len());
         self.wait_again(rest);
-        let (mut objects, mut named) = (0, 0);
-        for (_, Waiter { entry, card }) in tried {
-            if traced.objects.get(objects).is_some_and(|object| object.entry == *entry) {
-                objects += 1;
-                continue;
-            }
-            // Who was asked for an object at its place names no other.
-            match traced.elsewhere.get(named).filter(|other| other.entry == *entry && card.is_none()) {
-                Some(other) => {
-                    named += 1;
-                    retry(scope, |scope| self.trace_elsewhere(scope, other))?;
-                }
-                None => retry(scope, |scope| self.trace(scope, *entry))?,
+        for (answer, (_, waiter)) in answers.asked.iter().zip(tried) {
+            match answer {
+                AskedAnswer::Object => continue,
+                AskedAnswer::Elsewhere(other) => retry(scope, |scope| self.trace_elsewhere(scope, other))?,
+                AskedAnswer::Nothing => retry(scope, |scope| self.trace(scope, waiter.entry))?,
             }
             scope.renew();
         }
+        let objects = answers.objects;
         // All that were looked at, or named, are marked before references to them are.
         let is_new = |(index, object): (usize, &TracedObject)| index < objects || self.marking.mark(object.entry);
         let are_new: Vec<bool> = traced.objects.iter().enumerate().map(is_new).collect();
-        let unasked = traced.elsewhere.get(named..).unwrap_or_default();
+        let unasked = answers.elsewhere;
         let elsewhere: Vec<&ElsewhereObject> = unasked.iter().filter(|other| self.marking.mark(other.entry)).collect();
-        let mut references = traced.references.iter();
-        for (object, is_new) in traced.objects.iter().zip(&are_new) {
-            let of_object = references.by_ref().take(object.references as usize);
-            if !is_new {
-                of_object.for_each(drop);
-                continue;
-            }
+        for ((object, references), _) in traced.with_references().zip(&are_new).filter(|(_, is_new)| **is_new) {
             let at = EntryWord::new(object.page, object.card, 0);
             let (unit, room) = self.place_of(object.entry, at)?;
             self.occupy(object.entry, unit, at)?;
@@ -479,9 +470,7 @@ impl<'a> Tracer<'a> {
             }
             self.count(unit, object.bytes.into());
             self.live.traced_at_servers += 1;
-            for next in of_object {
-                self.mark(*next)?;
-            }
+            references.iter().try_for_each(|next| self.mark(*next))?;
         }
         for other in &elsewhere {
             retry(scope, |scope| self.trace_elsewhere(scope, other))?;

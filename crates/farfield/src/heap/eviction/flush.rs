@@ -8,8 +8,7 @@
 
 use super::writer::EvictionRequest;
 use super::{EvictorState, HeapEvictor, HeapInner, TransferUnit};
-use core::sync::atomic::Ordering;
-use farfield_core::heap::{FrameId, FrameWord};
+use farfield_core::heap::fault::{fail_flush_page, flush_page};
 use farfield_pool::PoolError;
 
 /// Units that are looked at before others may run the evictor.
@@ -43,7 +42,8 @@ impl EvictorState {
         let mut trouble = waited;
         for EvictionRequest { unit, frame, result } in requests {
             if let Err(error) = waited.and(result) {
-                mark_unwritten(core, unit, frame);
+                // One that has left this frame, or was released, is written by nobody any more.
+                fail_flush_page(core, unit.page, frame);
                 trouble = trouble.and(Err(error));
             }
         }
@@ -53,24 +53,10 @@ impl EvictorState {
     /// Begins to write what differs of a unit. Returns the number of its pages that do.
     fn flush_unit(&mut self, core: &HeapInner, unit: TransferUnit) -> u64 {
         // What is not near now is far, or on its way from there, and what is there is current.
-        let begin = |seen| Some(FrameWord(seen).begin_flush()?.0);
-        let begun = core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
-        let Ok(seen) = begun.map(FrameWord) else { return 0 };
+        let Some(seen) = flush_page(core, unit.page) else { return 0 };
         let Some(frame) = seen.frame() else { unreachable!("a near page has a frame") };
         let was_clean = seen.is_stored() && !seen.is_dirty();
         self.writer.write_copies(core, unit, frame, was_clean)
-    }
-}
-
-/// Marks a unit whose copy did not arrive, if it is still in this frame.
-fn mark_unwritten(core: &HeapInner, unit: TransferUnit, frame: FrameId) {
-    let mark = |seen| {
-        let seen = FrameWord(seen);
-        Some(seen.fail_flush().filter(|_| seen.frame() == Some(frame))?.0)
-    };
-    // One that has been released is written by nobody any more.
-    if core.words[unit.page].fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok() {
-        core.changed.mark(frame);
     }
 }
 
@@ -172,7 +158,8 @@ mod tests {
             let changing = threads.spawn(|| {
                 let mut scope = space.enter();
                 let mut count = 0u64;
-                while !is_over.load(Ordering::Relaxed) {
+                // Once at least, however late the thread begins.
+                while count == 0 || !is_over.load(Ordering::Relaxed) {
                     for (index, unit) in units.iter().enumerate() {
                         let address = if index % 2 == 0 { scope.bring(*unit) } else { scope.bring_to_change(*unit) };
                         word(address.unwrap(), 9).store(count, Ordering::Relaxed);

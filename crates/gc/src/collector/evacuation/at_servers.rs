@@ -13,15 +13,15 @@
 //! Servers fill whole pages. What would fill less than one is left to the collector, and so are pages
 //! that are near.
 
-use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, first_byte, retry};
+use super::{Batch, Evacuation, Move, SourceBytes, SparseObject, SparsePage, retry};
+use crate::collector::CycleStep;
 use crate::collector::tracer::TableCharge;
 use crate::error::GcError;
 use crate::pages::{SparseUnit, UnitId, UnitPurpose};
 use farfield::space::{FarLayout, FarServer, UnmadeUnits};
-use farfield_core::gc::{CARDS_PER_PAGE, ObjectHeader, PageOccupancy, PageSequence, cards_of};
-use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::gc::{CARDS_PER_PAGE, cards_of};
 use farfield_wic::CallError;
-use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuatedObject, EvacuationBatch, SourcePage};
+use farfield_wic::evacuate::{CopiedObject, Evacuate, EvacuatedObject, EvacuationBatch, SourcePage};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Sources of a call, at most.
@@ -54,13 +54,6 @@ struct ServerBatch {
     targets: Vec<Target>,
     /// Number of the objects that the sources hold.
     objects: usize,
-}
-
-/// Object that a server has copied.
-struct CopiedObject {
-    object: SparseObject,
-    target: Target,
-    target_card: u8,
 }
 
 impl<'a> Evacuation<'a, '_> {
@@ -165,8 +158,10 @@ impl<'a> Evacuation<'a, '_> {
         let at_server = target_pages.iter().map(|page| layout.place(*page).1).collect();
         let argument = EvacuationBatch { layouts: layouts.to_vec(), sources: pages.clone(), targets: at_server };
         let space = self.heap.pages.space();
+        self.heap.reach(CycleStep::AskingToCopy);
         let answer =
             space.call_to_make::<Evacuate>(layout, server, &target_pages, argument, |answer| &answer.target_sums);
+        self.heap.reach(CycleStep::ServerCopied);
         let answer = match answer {
             Ok(answer) => answer,
             Err(UnmadeUnits { error, is_over }) => {
@@ -183,7 +178,7 @@ impl<'a> Evacuation<'a, '_> {
             }
         };
         let written = answer.target_sums.len().min(targets.len());
-        let Some(copied) = copied_objects(&answer, &pages, &targets) else {
+        let Some(copied) = answer.copies(&pages, targets.len()) else {
             self.moved.refused_calls += 1;
             self.release_targets(&targets, written);
             others.extend(sources);
@@ -196,7 +191,7 @@ impl<'a> Evacuation<'a, '_> {
         let mut batch = Batch { sources: rest.into_iter().zip(sums).map(to_page).collect(), ..Batch::default() };
         let mut progress = Progress::new(batch.sources.len());
         let moved_before = self.moved.objects;
-        let result = self.publish(&mut batch, copied, &mut progress);
+        let result = self.publish(&mut batch, copied, &targets, &mut progress);
         batch.pins.clear();
         self.release_targets(&targets, written);
         let is_progress = self.moved.objects > moved_before && result.is_ok();
@@ -223,26 +218,29 @@ impl<'a> Evacuation<'a, '_> {
         &mut self,
         batch: &mut Batch<'a>,
         mut copied: Vec<CopiedObject>,
+        targets: &[Target],
         progress: &mut Progress,
     ) -> Result<(), GcError> {
-        copied.retain(|CopiedObject { object, .. }| {
-            let is_used = self.heap.entries.is_used(object.entry);
-            progress.is_doubtful[object.source] |= !is_used;
+        copied.retain(|copied| {
+            let is_used = self.heap.entries.is_used(copied.entry);
+            progress.is_doubtful[copied.source] |= !is_used;
             is_used
         });
         // Entry pages are as many as entries need, so a number tells its page.
-        copied.sort_unstable_by_key(|copied| copied.object.entry);
+        copied.sort_unstable_by_key(|copied| copied.entry);
         let mut copied: VecDeque<CopiedObject> = copied.into();
         while !copied.is_empty() && !self.heap.cycles.is_closed() {
             batch.moves.clear();
             batch.pins.clear();
-            self.prepare(batch, &mut copied, progress)?;
+            self.prepare(batch, &mut copied, targets, progress)?;
             if batch.moves.is_empty() {
                 continue;
             }
             let stop = self.heap.stops.begin()?;
+            self.heap.reach(CycleStep::Publishing);
             let is_moved = self.move_objects(batch);
             self.heap.counters.count_pause(stop.end());
+            self.heap.reach(CycleStep::Published);
             self.note_moved(batch, &is_moved, &mut progress.is_left);
             for (it, _) in batch.moves.iter().zip(&is_moved).filter(|(_, is_moved)| **is_moved) {
                 progress.moved_cards[it.object.source] += cards_of(it.object.bytes);
@@ -256,13 +254,14 @@ impl<'a> Evacuation<'a, '_> {
         &self,
         batch: &mut Batch<'a>,
         copied: &mut VecDeque<CopiedObject>,
+        targets: &[Target],
         progress: &mut Progress,
     ) -> Result<(), GcError> {
         let mut scope = self.heap.pages.space().enter();
         let mut entry_pages: Vec<u32> = Vec::new();
         let mut group = Vec::new();
         while let Some(next) = copied.front() {
-            let page = self.heap.entries.place(next.object.entry).0;
+            let page = self.heap.entries.place(next.entry).0;
             if entry_pages.last() != Some(&page) {
                 if entry_pages.len() == self.batch_pages {
                     break;
@@ -272,13 +271,14 @@ impl<'a> Evacuation<'a, '_> {
             group.extend(copied.pop_front());
         }
         scope.prefetch(entry_pages);
-        for CopiedObject { object, target, target_card } in group {
+        for CopiedObject { entry, bytes, source, card, target, target_card } in group {
+            let object = SparseObject { source, card, bytes, entry };
             let word = retry(&mut scope, |scope| self.heap.entries.load(scope, object.entry))?;
             if (word.page(), word.card()) != (batch.sources[object.source].unit.page, object.card) {
                 // The page is not what the server has read, or the collector says what is wrong with it.
                 progress.is_doubtful[object.source] = true;
             } else if batch.pin(&scope, self.heap.entries.place(object.entry).0)? {
-                let (target, target_page) = target;
+                let (target, target_page) = targets[target];
                 batch.moves.push(Move { object, generation: word.generation(), target, target_page, target_card });
             } else {
                 progress.is_left[object.source] = true;
@@ -321,29 +321,4 @@ impl Progress {
     fn new(sources: usize) -> Progress {
         Progress { is_left: vec![false; sources], is_doubtful: vec![false; sources], moved_cards: vec![0; sources] }
     }
-}
-
-/// Returns the objects of an answer and where they lie now; `None` if the answer makes no sense.
-fn copied_objects(answer: &Evacuated, pages: &[SourcePage], targets: &[Target]) -> Option<Vec<CopiedObject>> {
-    let mut objects = answer.objects.iter();
-    let mut places = PageSequence::new(answer.target_sums.len().min(targets.len()));
-    let mut copied = Vec::with_capacity(answer.objects.len());
-    for (source, (asked, found)) in pages.iter().zip(&answer.sources).enumerate() {
-        let live = PageOccupancy::from_words(asked.live);
-        if found.objects > live.count() {
-            return None;
-        }
-        for card in live.iter().take(found.objects as usize) {
-            let object = objects.next()?;
-            let bytes = object.bytes as usize;
-            if !(ObjectHeader::BYTES..=PAGE_BYTES - first_byte(card)).contains(&bytes) {
-                return None;
-            }
-            let (target, target_card) = places.place(bytes)?;
-            let object = SparseObject { source, card, bytes, entry: object.entry };
-            copied.push(CopiedObject { object, target: *targets.get(target)?, target_card });
-        }
-    }
-    let is_whole = objects.next().is_none() && answer.sources.len() <= pages.len();
-    (is_whole && places.used() == answer.target_sums.len()).then_some(copied)
 }
