@@ -14,7 +14,7 @@ use std::process::Command;
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct BenchArgs {
-    /// What farfield-bench takes: `farfield bench --help` lists it.
+    /// Arguments of farfield-bench; `farfield bench --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }

@@ -62,7 +62,7 @@ pub(crate) struct KeepArgs {
     quiet: bool,
 }
 
-/// What may be far, as an argument.
+/// Kind of memory that may be far, as an argument.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum WhatArg {
     Everything,

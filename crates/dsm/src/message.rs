@@ -212,9 +212,9 @@ pub(crate) enum WaitAnswer {
 pub(crate) enum TaskOutcome<'a> {
     /// It returned; the bytes of its result.
     Returned(&'a [u8]),
-    /// It panicked, and said this.
+    /// The task panicked, and said this.
     Panicked(&'a str),
-    /// Its result is too large to travel, in bytes.
+    /// The result is too large to travel, in bytes.
     TooLarge(u64),
 }
 

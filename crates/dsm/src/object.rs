@@ -98,7 +98,7 @@ pub(crate) mod sealed {
 
     /// Layout of an object in its block.
     pub trait ObjectLayout: Send + Sync + 'static {
-        /// What the word of an owner does not say: nothing of a value, the length of a slice.
+        /// Part of an owner that its word does not say: nothing of a value, the length of a slice.
         type Extent: Copy + Send + Sync + 'static;
         /// Refuses, when it is compiled, what blocks do not align.
         const ALIGNED: ();

@@ -136,7 +136,7 @@ struct Daemon {
     agent: Agent,
     /// Jobs that run or wait, whose blocks are there.
     jobs: BTreeMap<JobNumber, WatchedJob>,
-    /// What they had done when the agent last looked at their slowdowns.
+    /// Activity of jobs when the agent last looked at their slowdowns.
     activity: BTreeMap<JobNumber, JobActivity>,
     connections: Vec<Connection>,
     started: Instant,

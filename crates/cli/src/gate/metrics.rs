@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 const PREFIX: &str = "farfield_gate";
 
-/// What a gate has counted, as the thread that serves metrics sees it.
+/// Counts of a gate, as the thread that serves metrics sees them.
 pub(super) type SharedCounts = Arc<Mutex<GateCounts>>;
 
-/// What a gate has counted since it was started, and its last round that succeeded.
+/// Counts of a gate since it was started, and its last round that succeeded.
 #[derive(Debug, Default)]
 pub(super) struct GateCounts {
     rounds: u64,

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// has read. It belongs to one thread.
 pub struct Here<'n> {
     node: &'n Arc<ShareNode>,
-    /// What the words of objects of this node have in common, and where these lie.
+    /// Common part of the words of objects of this node, and place of these objects.
     tag: u64,
     /// Equals `tag` if objects are written to without a look at the backup; otherwise no word has it.
     write_tag: u64,

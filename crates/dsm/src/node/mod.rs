@@ -130,7 +130,7 @@ pub(crate) fn with_current(action: impl FnOnce(&ShareNode)) {
 pub(crate) struct ShareNode {
     pub(crate) id: NodeId,
     first_partition: u16,
-    /// What the words of objects of this node have in common. It has no flags.
+    /// Common part of the words of objects of this node. It has no flags.
     tag: u64,
     near_bytes: u64,
     arena: ShareArena,

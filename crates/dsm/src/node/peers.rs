@@ -78,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peers {
-    /// So many nodes of this build, which know each other by this token.
+    /// A number of nodes of this build, which know each other by this token.
     pub(crate) fn new(count: u16, build: u128, token: String) -> Peers {
         let peers = (0..count).map(|_| PeerNode::default()).collect();
         let addresses = Mutex::new(vec![None; usize::from(count)]);

@@ -29,10 +29,10 @@ pub fn channel<T: Far>(here: &Here<'_>, bound: usize) -> Result<(Sender<T>, Rece
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError<T> {
-    /// Nobody will receive the value, because the receiver was dropped, or its node is gone.
+    /// The value will not be received: the receiver was dropped, or its node is gone.
     #[error("nobody will receive the value")]
     Closed(T),
-    /// There is no room for the value now: the channel has its bound, or its node's memory is full.
+    /// The channel has no room for the value now: it has its bound, or its node's memory is full.
     #[error("there is no room for the value")]
     Full(T),
     /// The channel's node cannot be asked.
