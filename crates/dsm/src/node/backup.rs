@@ -47,7 +47,7 @@ struct BackupState {
     /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
     locks: HashMap<u64, KnownLock>,
     changed_locks: HashSet<u64>,
-    /// The state of channels in the same form.
+    /// Channels of this node in the same way.
     channels: HashMap<u64, KnownChannel>,
     changed_channels: HashSet<u64>,
     /// Values in all channels, and those that were received and may be asked for again.
