@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -48,6 +49,12 @@ class Phases:
 def value_of(key, length):
     """Text that packs about three to one."""
     return (f"{key:08x}" * 4 + f"{key * 0x9E3779B97F4A7C15 % 2**64:016x}" * (length // 16))[:length]
+
+
+def end_as(child):
+    """Ends as a child did that was killed: so it is for want of memory that the program ends, and not for an error."""
+    if child.wait(30) == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def numpy_product(data, ops, seed, phases):
@@ -166,6 +173,10 @@ def redis_gets(data, ops, seed, phases):
             link.sendall(command("SHUTDOWN", "NOSAVE"))
             server.wait(30)
             return found
+        except (AssertionError, OSError):
+            server.terminate()
+            end_as(server)
+            raise
         finally:
             server.kill()
             server.wait()
@@ -186,6 +197,7 @@ def sorted_text(data, ops, seed, phases):
                 with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}) as sort:
                     while part := sort.stdout.read(1 << 20):
                         found = zlib.crc32(part, found)
+                end_as(sort)
                 assert sort.returncode == 0
     return found
 
