@@ -55,7 +55,7 @@ const JOBS: [Job; 2] = [
         arguments: &["{ line[NR] = $0 } \
              END { for (round = 0; round < 250; round++) for (i = 1; i <= NR / 50; i++) words += split(line[i], word); \
                    print NR, words }"],
-        moral: "most of its memory was idle, and cost next to nothing where it went",
+        moral: "most of its memory is idle by then, and only its way there was paid for",
     },
 ];
 
