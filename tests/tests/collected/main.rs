@@ -10,6 +10,7 @@ mod common;
 mod counters;
 #[path = "../../../crates/gc/tests/gc/graph.rs"]
 mod graph;
+mod held;
 mod several_servers;
 mod switches;
 

@@ -6,6 +6,7 @@
 use crate::common::{MIB, far_heap_at, is_deep};
 use crate::counters::{Counter, Counters, sparse_heap_at};
 use crate::graph::{Cycles, Size, run_in};
+use crate::held::{Held, hold};
 use crate::{serve, ways};
 use farfield::{FarError, Heap};
 use farfield_gc::{BrokenRule, FarTracing, GcBuilder, GcError, GcHeap, GcStats};
@@ -14,7 +15,6 @@ use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuationBatch};
 use farfield_wic::trace::{ElsewhereObject, ObjectPlace, Trace, Traced, Tracing};
 use farfield_wic::{Fault, Function, Place, Registry};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 const OBJECTS: usize = 30_000;
@@ -184,37 +184,15 @@ fn a_member_that_cannot_or_fails_leaves_its_objects_to_the_collector() {
     assert!(stats.moved_objects > LIVE as u64 / 2, "{stats:?}");
 }
 
-/// Says that it is asked, and answers much later.
-struct Slow;
-
-/// Who hears that one is asked.
-static ASKED: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
-
-impl Function for Slow {
-    const NAME: &'static str = Trace::NAME;
-    const VERSION: u32 = Trace::VERSION;
-    const ONLY_READS: bool = true;
-    type Argument = Tracing;
-    type Answer = Traced;
-
-    async fn run<P: Place>(place: &P, tracing: Tracing) -> Result<Traced, Fault> {
-        if !tracing.objects.is_empty() {
-            ASKED.lock().unwrap().as_ref().map(|asked| asked.send(()));
-            place.pause(Duration::from_secs(600)).await;
-        }
-        Trace::run(place, tracing).await
-    }
-}
-
 #[test]
 fn a_member_that_dies_while_it_traces_ends_the_collection_with_an_error() {
-    let (good, slow) = (serve(Registry::standard()), serve(Registry::new().with::<Slow>()));
+    let (good, slow) = (serve(Registry::standard()), serve(Registry::new().with::<Held<Trace>>()));
     let [[good_url, _], [slow_url, _]] = [&good, &slow].map(ways);
-    let (sender, asked) = mpsc::channel();
-    *ASKED.lock().unwrap() = Some(sender);
     let heap = far_heap_at(&format!("stripe({good_url},{slow_url})?group=256K"), 1);
     let (gc, _all) = scattered_heap(builder(&heap, REGION));
     let used = gc.stats().used_bytes;
+    // The member answers no more.
+    let (_holding, asked) = hold();
     std::thread::scope(|threads| {
         let collecting = threads.spawn(|| gc.collect());
         asked.recv_timeout(Duration::from_secs(60)).expect("the member is asked");
