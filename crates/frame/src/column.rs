@@ -7,6 +7,7 @@
 //! Danger: a chunk that is cut where its neighbour begins; bits that are read from the wrong word;
 //! nulls that are taken for values.
 
+use crate::cancel;
 use crate::error::FrameError;
 use crate::text::{DictionaryStrings, VariableBytes};
 use crate::zones::{Zone, Zones};
@@ -200,6 +201,7 @@ impl FrameColumn {
     pub(crate) fn push(&mut self, heap: &Heap, array: &ArrayRef) -> Result<(), FrameError> {
         assert!(self.rows.is_multiple_of(CHUNK_ROWS) && array.len() <= CHUNK_ROWS);
         assert_eq!(array.data_type(), &self.data_type);
+        cancel::check()?;
         let data = array.to_data();
         self.push_valid(heap, &data)?;
         match &mut self.values {
@@ -269,6 +271,7 @@ impl FrameColumn {
 
     /// Returns `rows`, which must ascend, as an Arrow array. The memory server gathers numbers.
     pub(crate) fn gather(&self, heap: &Heap, rows: &[u64]) -> Result<ArrayRef, FrameError> {
+        cancel::check()?;
         let nulls = || Ok::<_, FrameError>(self.valid_at(heap, rows)?.map(NullBuffer::new));
         with_numbers!(&self.values, numbers => return self.array_of(taken(heap, numbers, rows)?, nulls()?),
             Values::Words(words) => return words.strings(taken(heap, &words.numbers, rows)?, nulls()?),
@@ -288,6 +291,7 @@ impl FrameColumn {
 
     /// Returns a chunk as an Arrow array.
     pub(crate) fn chunk(&self, heap: &Heap, chunk: usize) -> Result<ArrayRef, FrameError> {
+        cancel::check()?;
         let rows = chunk * CHUNK_ROWS..self.rows.min((chunk + 1) * CHUNK_ROWS);
         let nulls = self.valid().map(|valid| nulls_of(heap, valid, rows.clone())).transpose()?;
         let builder = ArrayData::builder(self.data_type.clone()).len(rows.len());

@@ -15,7 +15,7 @@ pub enum FrameError {
     Offload(#[from] OffloadError),
     /// Error of Arrow: types that do not fit, a sum that overflows.
     #[error("{0}")]
-    Arrow(#[from] ArrowError),
+    Arrow(ArrowError),
     /// A file cannot be opened or read.
     #[error("cannot read {name}: {why}")]
     File {
@@ -108,4 +108,49 @@ pub enum FrameError {
         /// Rows of the frame.
         rows: usize,
     },
+    /// The types of two values have nothing in common.
+    #[error("a value of the type {left} and one of the type {right} do not fit together: cast one of them")]
+    Types {
+        /// Type of the first value.
+        left: DataType,
+        /// Type of the second value.
+        right: DataType,
+    },
+    /// The values of an expression are no truth values.
+    #[error("a value of the type {data_type} is no condition: compare it with something")]
+    NoCondition {
+        /// Type of the values.
+        data_type: DataType,
+    },
+    /// An expression has too many levels.
+    #[error("an expression has at most {levels_max} levels: compute a part of it as a column first")]
+    TooDeep {
+        /// Most levels.
+        levels_max: usize,
+    },
+    /// The operation was cancelled; see [`cancellable`](crate::cancellable).
+    #[error("the operation was cancelled")]
+    Cancelled,
+}
+
+impl From<ArrowError> for FrameError {
+    /// Takes an error of a frame out of that of Arrow, if it came through Arrow's hands.
+    fn from(error: ArrowError) -> FrameError {
+        match error {
+            ArrowError::ExternalError(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(error) => FrameError::Arrow(ArrowError::ExternalError(error)),
+            },
+            error => FrameError::Arrow(error),
+        }
+    }
+}
+
+impl From<FrameError> for ArrowError {
+    fn from(error: FrameError) -> ArrowError {
+        match error {
+            FrameError::Arrow(error) => error,
+            error => ArrowError::from_external_error(Box::new(error)),
+        }
+    }
 }

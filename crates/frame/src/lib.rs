@@ -24,10 +24,12 @@
 
 #![forbid(unsafe_code)]
 
+mod cancel;
 mod chunk_runs;
 mod column;
 mod csv;
 mod error;
+mod expression;
 mod frame;
 mod group;
 mod group_pushdown;
@@ -43,8 +45,10 @@ mod totals;
 mod zones;
 
 pub use arrow;
+pub use cancel::cancellable;
 pub use column::CHUNK_ROWS;
 pub use error::FrameError;
+pub use expression::{Expression, column};
 pub use frame::{Batches, FarFrame};
 pub use group::{Agg, GroupBy};
 pub use join::Join;

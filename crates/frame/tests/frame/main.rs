@@ -1,6 +1,7 @@
 //! Frames in far memory, beside the same rows in plain memory. Each module says what it guards against.
 
 mod common;
+mod expression;
 mod group;
 mod join;
 mod like_arrow;

@@ -1,0 +1,255 @@
+//! Do expressions keep and compute what a model says that looks at one row after the other?
+//!
+//! Danger: a range that keeps other rows than the comparison would; a value rounded to the type of a
+//! column; null that counts as false where it is negated. `FARFIELD_SEED` repeats the choices.
+
+use crate::common::{MIB, PLANES, float, heap, is_deep, near, random, same, some};
+use arrow::array::*;
+use arrow::compute::filter_record_batch;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use farfield::Plane;
+use farfield_frame::{CHUNK_ROWS, Expression, FarFrame, FrameError, column};
+use fastrand::Rng;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+const ZONES: [&str; 4] = ["Harlem", "Astoria", "", "Inwood"];
+
+fn schema() -> SchemaRef {
+    let field = |name: &str, data_type| Field::new(name, data_type, true);
+    Arc::new(Schema::new(vec![
+        field("id", DataType::Int32),
+        field("fare", DataType::Float64),
+        field("zone", DataType::Utf8),
+        field("paid", DataType::Boolean),
+        field("day", DataType::Date32),
+        Field::new("small", DataType::UInt8, false),
+        Field::new("row", DataType::Int64, false),
+    ]))
+}
+
+fn rows(random: &mut Rng, rows: usize) -> RecordBatch {
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new((0..rows).map(|_| Some(random.i32(-20..20)).and_then(|v| some(random, v))).collect::<Int32Array>()),
+        Arc::new((0..rows).map(|_| Some(float(random)).and_then(|v| some(random, v))).collect::<Float64Array>()),
+        Arc::new(
+            (0..rows).map(|_| Some(ZONES[random.usize(..4)]).and_then(|v| some(random, v))).collect::<StringArray>(),
+        ),
+        Arc::new((0..rows).map(|_| Some(random.bool()).and_then(|v| some(random, v))).collect::<BooleanArray>()),
+        Arc::new((0..rows).map(|row| some(random, row as i32 / 100)).collect::<Date32Array>()),
+        Arc::new((0..rows).map(|_| Some(random.u8(..))).collect::<UInt8Array>()),
+        Arc::new((0..rows).map(|row| Some(row as i64)).collect::<Int64Array>()),
+    ];
+    RecordBatch::try_new(schema(), columns).unwrap()
+}
+
+/// A value of a row; `None` is null.
+#[derive(Clone, PartialEq, Debug)]
+enum Plain {
+    Int(i64),
+    Float(f64),
+    Text(String),
+    Bool(bool),
+}
+
+/// A row: what a column of it is.
+type Row<'r> = dyn Fn(&str) -> Option<Plain> + 'r;
+/// An expression, and what it is of a row.
+type Twin = (Expression, Box<dyn Fn(&Row<'_>) -> Option<Plain>>);
+
+fn of_row(batch: &RecordBatch, row: usize, name: &str) -> Option<Plain> {
+    let array = batch.column_by_name(name).unwrap();
+    array.is_valid(row).then(|| match array.data_type() {
+        DataType::Int32 => Plain::Int(array.as_primitive::<arrow::datatypes::Int32Type>().value(row).into()),
+        DataType::Date32 => Plain::Int(array.as_primitive::<arrow::datatypes::Date32Type>().value(row).into()),
+        DataType::UInt8 => Plain::Int(array.as_primitive::<arrow::datatypes::UInt8Type>().value(row).into()),
+        DataType::Int64 => Plain::Int(array.as_primitive::<arrow::datatypes::Int64Type>().value(row)),
+        DataType::Float64 => Plain::Float(array.as_primitive::<arrow::datatypes::Float64Type>().value(row)),
+        DataType::Utf8 => Plain::Text(array.as_string::<i32>().value(row).to_owned()),
+        DataType::Boolean => Plain::Bool(array.as_boolean().value(row)),
+        other => panic!("{other}"),
+    })
+}
+
+fn order(left: &Plain, right: &Plain) -> Ordering {
+    match (left, right) {
+        (Plain::Int(left), Plain::Int(right)) => left.cmp(right),
+        (Plain::Text(left), Plain::Text(right)) => left.cmp(right),
+        (Plain::Bool(left), Plain::Bool(right)) => left.cmp(right),
+        _ => number(left).total_cmp(&number(right)),
+    }
+}
+
+fn number(value: &Plain) -> f64 {
+    match value {
+        Plain::Int(value) => *value as f64,
+        Plain::Float(value) => *value,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn column_of(name: &'static str) -> Twin {
+    (column(name), Box::new(move |row: &Row<'_>| row(name)))
+}
+
+/// A column of numbers, a number, or a sum or product.
+fn numeric(random: &mut Rng, depth: usize) -> Twin {
+    match random.usize(..if depth == 0 { 4 } else { 7 }) {
+        0 => column_of(["id", "fare", "small"][random.usize(..3)]),
+        1 => column_of("id"),
+        2 => {
+            let value = random.i64(-300..300);
+            (value.into(), Box::new(move |_: &Row<'_>| Some(Plain::Int(value))))
+        }
+        3 => {
+            let value = float(random);
+            (value.into(), Box::new(move |_: &Row<'_>| Some(Plain::Float(value))))
+        }
+        which => {
+            let ((left, left_of), (right, right_of)) = (numeric(random, depth - 1), numeric(random, depth - 1));
+            let expression = match which {
+                4 => left + right,
+                5 => left - right,
+                _ => left * right,
+            };
+            let value = move |row: &Row<'_>| {
+                Some(match (left_of(row)?, right_of(row)?, which) {
+                    (Plain::Int(left), Plain::Int(right), 4) => Plain::Int(left + right),
+                    (Plain::Int(left), Plain::Int(right), 5) => Plain::Int(left - right),
+                    (Plain::Int(left), Plain::Int(right), _) => Plain::Int(left * right),
+                    (left, right, 4) => Plain::Float(number(&left) + number(&right)),
+                    (left, right, 5) => Plain::Float(number(&left) - number(&right)),
+                    (left, right, _) => Plain::Float(number(&left) * number(&right)),
+                })
+            };
+            (expression, Box::new(value))
+        }
+    }
+}
+
+fn comparison(random: &mut Rng) -> Twin {
+    let ((left, left_of), (right, right_of)) = match random.usize(..6) {
+        0 => {
+            let text = ZONES[random.usize(..4)];
+            let literal: Twin = (text.into(), Box::new(move |_: &Row<'_>| Some(Plain::Text(text.into()))));
+            (column_of("zone"), literal)
+        }
+        1 => {
+            let day = random.i32(0..300);
+            let text = Date32Array::from(vec![day]);
+            let text = arrow::util::display::array_value_to_string(&text, 0).unwrap();
+            (column_of("day"), (text.into(), Box::new(move |_: &Row<'_>| Some(Plain::Int(day.into()))) as Box<_>))
+        }
+        // Both sides, so that the operator is exchanged.
+        2 => (numeric(random, 0), column_of(["id", "fare", "small", "row"][random.usize(..4)])),
+        3 => (column_of(["id", "fare", "small", "row"][random.usize(..4)]), numeric(random, 0)),
+        _ => (numeric(random, 2), numeric(random, 2)),
+    };
+    let (expression, holds): (Expression, fn(Ordering) -> bool) = match random.usize(..6) {
+        0 => (left.equal_to(right), Ordering::is_eq),
+        1 => (left.not_equal_to(right), Ordering::is_ne),
+        2 => (left.less_than(right), Ordering::is_lt),
+        3 => (left.at_most(right), Ordering::is_le),
+        4 => (left.more_than(right), Ordering::is_gt),
+        _ => (left.at_least(right), Ordering::is_ge),
+    };
+    (expression, Box::new(move |row: &Row<'_>| Some(Plain::Bool(holds(order(&left_of(row)?, &right_of(row)?))))))
+}
+
+fn condition(random: &mut Rng, depth: usize) -> Twin {
+    let truth = |value: Option<Plain>| value.map(|value| value == Plain::Bool(true));
+    match random.usize(..if depth == 0 { 3 } else { 6 }) {
+        0 => column_of("paid"),
+        1 | 2 => comparison(random),
+        3 => {
+            let (of, value) = condition(random, depth - 1);
+            (!of, Box::new(move |row: &Row<'_>| truth(value(row)).map(|value| Plain::Bool(!value))))
+        }
+        4 => {
+            let name = ["id", "zone", "paid"][random.usize(..3)];
+            (column(name).is_null(), Box::new(move |row: &Row<'_>| Some(Plain::Bool(row(name).is_none()))))
+        }
+        _ => {
+            let ((left, left_of), (right, right_of)) = (condition(random, depth - 1), condition(random, depth - 1));
+            let is_and = random.bool();
+            let expression = if is_and { left.and(right) } else { left.or(right) };
+            let value = move |row: &Row<'_>| match (truth(left_of(row)), truth(right_of(row))) {
+                (Some(value), _) | (_, Some(value)) if value != is_and => Some(Plain::Bool(value)),
+                (Some(_), Some(_)) => Some(Plain::Bool(is_and)),
+                _ => None,
+            };
+            (expression, Box::new(value))
+        }
+    }
+}
+
+#[test]
+fn random_expressions_agree_with_a_model() {
+    let mut random = random();
+    for plane in PLANES {
+        let heap = heap(plane, 2 * MIB);
+        let batch = rows(&mut random, 3 * CHUNK_ROWS + 17);
+        let frame = FarFrame::from_batches(&heap, schema(), [Ok(batch.clone())]).unwrap();
+        for _ in 0..if is_deep() { 300 } else { 15 } {
+            let (expression, of) = condition(&mut random, 3);
+            let kept: BooleanArray = (0..batch.num_rows())
+                .map(|row| of(&|name| of_row(&batch, row, name)).map(|value| value == Plain::Bool(true)))
+                .collect();
+            let far = frame.matching(&expression).unwrap_or_else(|error| panic!("{expression:?}: {error}"));
+            let kept = filter_record_batch(&batch, &kept).unwrap();
+            assert_eq!(far.rows(), kept.num_rows(), "{expression:?}");
+            if far.rows() > 0 {
+                same(&near(&far), &kept);
+            }
+            let (expression, of) = numeric(&mut random, 2);
+            let frame = frame.with_values("value", &expression).unwrap();
+            let values = near(&frame.select(&["value"]).unwrap());
+            for row in (0..batch.num_rows()).step_by(97) {
+                let (far, model) = (of_row(&values, row, "value"), of(&|name| of_row(&batch, row, name)));
+                let is_same = match (&far, &model) {
+                    (Some(far), Some(model)) => {
+                        order(far, model).is_eq() || (number(far).is_nan() && number(model).is_nan())
+                    }
+                    (far, model) => far.is_none() && model.is_none(),
+                };
+                assert!(is_same, "{expression:?} in row {row}: {far:?}, {model:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_types_names_and_depths_are_errors() {
+    let heap = heap(Plane::Page, MIB);
+    let frame = FarFrame::from_csv_text(&heap, "zone,fare,day\nHarlem,7.5,2024-01-31\n").unwrap();
+    let error = |condition: Expression| frame.matching(&condition).unwrap_err();
+    assert!(matches!(error(column("tip").more_than(1)), FrameError::NoColumn { name } if name == "tip"));
+    assert!(matches!(error(column("zone").more_than(1)), FrameError::Types { .. }));
+    assert!(matches!(error(column("zone") + 1.into()), FrameError::Types { .. }));
+    assert!(matches!(error(column("fare")), FrameError::NoCondition { data_type: DataType::Float64 }));
+    assert!(matches!(error(!column("fare")), FrameError::NoCondition { .. }));
+    assert!(error(column("day").more_than("Tuesday")).to_string().contains("Tuesday"));
+    assert!(matches!(error(column("zone").cast(DataType::Int64).equal_to(1)), FrameError::Arrow(_)));
+    let deep = (0..100_000).fold(column("fare"), |sum, _| sum + 1.into());
+    assert!(matches!(error(deep.more_than(0)), FrameError::TooDeep { levels_max: 256 }));
+}
+
+#[test]
+fn a_value_keeps_its_meaning_in_the_type_of_a_column() {
+    let heap = heap(Plane::Page, MIB);
+    let text = "id,zone,day,at\n10,Harlem,2024-01-31,2024-01-31T12:00:00\n11,,2024-02-01,2024-02-01T00:00:00\n";
+    let frame = FarFrame::from_csv_text(&heap, text).unwrap();
+    let kept = |condition: Expression| frame.matching(&condition).unwrap().rows();
+    assert_eq!(kept(column("id").more_than(10.5)), 1);
+    assert_eq!(kept(column("id").equal_to(10.0)), 1);
+    assert_eq!(kept(column("id").less_than(1e300)), 2);
+    assert_eq!(kept(column("day").at_least("2024-02-01")), 1);
+    assert_eq!(kept(column("at").less_than("2024-01-31T12:00:01")), 1);
+    assert_eq!(kept(column("zone").equal_to("Harlem")), 1);
+    assert_eq!(kept(column("zone").starts_with("Har").and(column("zone").contains("rle"))), 1);
+    assert_eq!(kept((!column("zone").is_null()).and(column("zone").ends_with("x"))), 0);
+    let ids = (0..1000).map(|id| Expression::from(i64::from(id) * 11));
+    assert_eq!(kept(column("id").is_in(ids)), 1);
+    assert_eq!(kept(column("id").is_in([])), 0);
+    assert_eq!(kept((column("id") / 4.into()).equal_to(2.5)), 1);
+}
