@@ -7,11 +7,18 @@ From then on, memory that the process maps (arrays, frames, Arrow buffers) is ne
 `near` bytes of it are in this machine's memory, and the rest is where `far` says. What was
 allocated before stays near and does not count. Far memory cannot be switched off again.
 
+Tables that are much larger than memory have a door of their own, without page faults:
+
+>>> heap = farfield.Heap(near="1G", far="tcp://big:7400")
+>>> trips = heap.read_parquet("trips.parquet")
+>>> trips.filter(farfield.col("fare") > 0).group_by("zone").agg(n="count", fare="mean").to_polars()
+
 `with farfield.near():` and `with farfield.far():` choose for the arrays of NumPy that are made
 inside; after `enable(what="arrays")`, only those of `far()` are far.
 """
 
 from ._arrays import ArrayPlace, far, near
+from ._frames import Expression, Frame, Groups, Heap, HeapStats, Totals, col, lit
 from ._job import Job, Stats, current_job, doctor, enable
 from ._errors import (
     BudgetError,
@@ -21,6 +28,7 @@ from ._errors import (
     JobEndedError,
     NotEnabledError,
     NotSupportedError,
+    QueryError,
     ServerError,
 )
 from ._programs import command
@@ -33,19 +41,28 @@ __all__ = [
     "ArrayPlace",
     "BudgetError",
     "ConflictError",
+    "Expression",
     "FarfieldError",
     "FarfieldWarning",
+    "Frame",
+    "Groups",
+    "Heap",
+    "HeapStats",
     "Job",
     "JobEndedError",
     "NotEnabledError",
     "NotSupportedError",
+    "QueryError",
     "ServerError",
     "Stats",
+    "Totals",
+    "col",
     "command",
     "current_job",
     "doctor",
     "enable",
     "far",
+    "lit",
     "near",
 ]
 

@@ -21,6 +21,10 @@ class ConflictError(FarfieldError):
     """Far memory is on already, with other arguments; the message says which."""
 
 
+class QueryError(FarfieldError, ValueError):
+    """A question to a frame cannot be answered: a column that is not there, types that do not fit."""
+
+
 class NotEnabledError(FarfieldError):
     """Far memory is off in this process: `enable()` was not called."""
 

@@ -4,55 +4,14 @@
 //! Danger: a process that far memory is switched on in late has a past: threads, handlers, a heap. And an `enable()` that is refused
 //! must leave the process as it was.
 
-use farfield_tests::{Command, Ended, Running, Scratch, Server, deep, farfield, project, skip, tier, wait_until};
+use farfield_tests::{
+    Command, Ended, Running, Scratch, Server, deep, farfield, project, python, python_command, python_program,
+};
+use farfield_tests::{skip, tier, wait_until};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
-const DEBIAN_PYTHON: &str = "/usr/bin/python3";
 const DEADLINE: Duration = Duration::from_secs(180);
-
-/// The interpreter of an environment in which the package is installed; `None` if this machine has not what that takes.
-fn python() -> Option<&'static Path> {
-    static PYTHON: OnceLock<Option<(Scratch, PathBuf)>> = OnceLock::new();
-    let made = PYTHON.get_or_init(|| {
-        let scratch = Scratch::new("python");
-        let run = |words: &[&str]| Command::new(scratch.path(), words).within(DEADLINE).run();
-        let modules = "import setuptools, wheel, venv, pip, numpy, pandas, sklearn";
-        if !Path::new(DEBIAN_PYTHON).exists() || run(&[DEBIAN_PYTHON, "-c", modules]).code != 0 {
-            return None;
-        }
-        let checked = |words: &[&str]| {
-            let ended = run(words);
-            assert_eq!(ended.code, 0, "{words:?}: {}", ended.errors);
-        };
-        let programs = farfield().parent().expect("a folder").to_str().expect("UTF-8").to_owned();
-        let make_wheel = project().join("python/make_wheel.py");
-        let wheels = scratch.path().join("wheels");
-        let environment = scratch.path().join("venv");
-        let [make_wheel, wheels_, venv] =
-            [&make_wheel, &wheels, &environment].map(|path| path.to_str().expect("UTF-8"));
-        checked(&[DEBIAN_PYTHON, make_wheel, &programs, wheels_, env!("CARGO_PKG_VERSION")]);
-        checked(&[DEBIAN_PYTHON, "-m", "venv", "--system-site-packages", "--without-pip", venv]);
-        let interpreter = environment.join("bin/python");
-        let wheel = std::fs::read_dir(&wheels).expect("made").next().expect("one wheel").expect("readable").path();
-        let (interpreter_, wheel) = (interpreter.to_str().expect("UTF-8"), wheel.to_str().expect("UTF-8"));
-        checked(&[interpreter_, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel]);
-        Some((scratch, interpreter))
-    });
-    if made.is_none() {
-        skip("python3 with venv, pip, setuptools, wheel, numpy, pandas and sklearn is not there");
-    }
-    made.as_ref().map(|(_, interpreter)| interpreter.as_path())
-}
-
-fn program(name: &str) -> String {
-    project().join("tests/programs/python").join(name).to_str().expect("UTF-8").to_owned()
-}
-
-fn command(scratch: &Scratch, python: &Path, words: &[&str]) -> Command {
-    Command::new(scratch.path(), [&[python.to_str().expect("UTF-8")], words].concat()).within(DEADLINE)
-}
 
 /// Runs these situations, one after the other.
 fn check(names: &[&str]) {
@@ -63,7 +22,7 @@ fn check_in(file: &str, names: &[&str]) {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("situations");
     for name in names {
-        let ended = command(&scratch, python, &[&program(file), name]).run();
+        let ended = python_command(&scratch, &[&python_program(file), name]).run();
         assert_ok(name, &ended);
     }
 }
@@ -78,7 +37,7 @@ fn libraries_beyond_their_budget_compute_the_same() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("jobs");
     let (near, rows) = tier(("24M", "300000"), ("64M", "3000000"));
-    let job = |near: &str| command(&scratch, python, &[&program("jobs.py"), near, rows]).run();
+    let job = |near: &str| python_command(&scratch, &[&python_program("jobs.py"), near, rows]).run();
     let [plain, far] = ["plain", near].map(job);
     assert_eq!((plain.code, far.code), (0, 0), "{} {}", plain.errors, far.errors);
     assert_eq!(plain.text(), far.text());
@@ -89,7 +48,7 @@ fn follow(recipes: &[&str]) {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("recipes");
     for recipe in recipes {
-        let ended = command(&scratch, python, &[&program("recipes.py"), recipe]).run();
+        let ended = python_command(&scratch, &[&python_program("recipes.py"), recipe]).run();
         match ended.text().trim_end().lines().last().and_then(|line| line.strip_prefix("absent ")) {
             Some(module) => skip(&format!("{recipe}: python3 has no module {module}")),
             None => assert_ok(recipe, &ended),
@@ -108,7 +67,7 @@ fn the_tutorial_can_be_followed() {
     let scratch = Scratch::new("tutorial");
     let notebook = project().join("python/examples/tutorial.ipynb");
     let notebook = notebook.to_str().expect("UTF-8");
-    let ended = command(&scratch, python, &[&program("tutorial.py"), notebook]).run();
+    let ended = python_command(&scratch, &[&python_program("tutorial.py"), notebook]).run();
     assert_ok("tutorial", &ended);
 }
 
@@ -140,7 +99,7 @@ fn a_process_of_a_job_keeps_that_job() {
     let scratch = Scratch::new("inside");
     let words = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--", python.to_str().expect("UTF-8")];
     for file in ["situations.py", "arrays.py"] {
-        let ended = command(&scratch, python, &[&words[..], &[&program(file), "inside"]].concat()).run();
+        let ended = python_command(&scratch, &[&words[..], &[&python_program(file), "inside"]].concat()).run();
         assert_ok(file, &ended);
     }
 }
@@ -165,7 +124,7 @@ fn a_program_outlives_its_keeper_if_its_server_is_another_one() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("keeper");
     let server = Server::start(&scratch, "server", ["--capacity", "512M"]);
-    let ended = command(&scratch, python, &[&program("situations.py"), "keeper", server.url()]).run();
+    let ended = python_command(&scratch, &[&python_program("situations.py"), "keeper", server.url()]).run();
     assert_ok("keeper", &ended);
 }
 
@@ -182,7 +141,7 @@ fn an_ordinary_user_can_enable_too() {
     let scratch = Scratch::new("nobody");
     let words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python.to_str().expect("UTF-8")];
     // The project may be in a folder that is closed to others.
-    let situations = std::fs::read(program("situations.py")).expect("readable");
+    let situations = std::fs::read(python_program("situations.py")).expect("readable");
     let situations = scratch.file("situations.py", situations);
     let words = [&words[..], &[situations.to_str().expect("UTF-8"), "children"]].concat();
     let ended = Command::new(scratch.path(), words).env("XDG_RUNTIME_DIR", "").within(DEADLINE).run();
@@ -192,7 +151,7 @@ fn an_ordinary_user_can_enable_too() {
 /// Starts a program that waits with its array filled.
 fn filled(scratch: &Scratch, python: &Path, url: &str) -> Running {
     let fifo = scratch.path().join("go");
-    let (fifo, program) = (fifo.to_str().expect("UTF-8"), program("situations.py"));
+    let (fifo, program) = (fifo.to_str().expect("UTF-8"), python_program("situations.py"));
     let script = format!("mkfifo {fifo} && exec {} {program} servers '{url}' <> {fifo}", python.display());
     let running = Command::new(scratch.path(), ["sh", "-c", &script]).within(DEADLINE).start();
     wait_until("the array is filled", || running.output().contains("filled") || running.is_over());

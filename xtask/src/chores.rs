@@ -23,6 +23,8 @@ pub(crate) fn farfield() -> PathBuf {
 
 /// What [`build`] makes for users: the command, and the library beside it.
 pub(crate) const PRODUCT: [&str; 2] = ["farfield", "libfarfield_preload.so"];
+/// What [`build_python`] makes for users of Python.
+const PYTHON_MODULE: &str = "libfarfield_native.so";
 const PACKAGES: [&str; 4] = ["-p", "farfield-cli", "-p", "farfield-preload"];
 
 /// Runs cargo in the project, with these additions to the environment.
@@ -50,9 +52,21 @@ pub(crate) fn build() -> Result<()> {
     Ok(())
 }
 
+/// Heaps and frames for Python, with SQL or without, optimised.
+pub(crate) fn build_python(has_sql: bool) -> Result<()> {
+    let words = ["build", "--release", "-p", "farfield-python", "--features", "sql"];
+    cargo(if has_sql { &words } else { &words[..4] }, &[])
+}
+
 /// Makes the wheel of the Python package from a release build.
-pub(crate) fn wheel() -> Result<()> {
+pub(crate) fn wheel(words: &[String]) -> Result<()> {
+    let has_sql = match words {
+        [] => false,
+        [word] if word == "--sql" => true,
+        _ => bail!("cargo x wheel [--sql]"),
+    };
     build()?;
+    build_python(has_sql)?;
     let mut command = Command::new("python3");
     command.current_dir(project()).arg("python/make_wheel.py");
     command.args([target().join("release"), target().join("wheels")]).arg(env!("CARGO_PKG_VERSION"));
@@ -66,13 +80,16 @@ pub(crate) fn wheel() -> Result<()> {
 pub(crate) fn keep_checked() -> Result<PathBuf> {
     let folder = target().join("checked");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    for name in PRODUCT {
+    for name in PRODUCT.into_iter().chain([PYTHON_MODULE]) {
         let (from, to) = (target().join("debug").join(name), folder.join(name));
         // One that still runs cannot be written to; it keeps what it has.
         if to.exists() {
             std::fs::remove_file(&to).with_context(|| to.display().to_string())?;
         }
-        std::fs::copy(&from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+        // Frames are built in few parts.
+        if name != PYTHON_MODULE || from.exists() {
+            std::fs::copy(&from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+        }
     }
     Ok(folder.join("farfield"))
 }

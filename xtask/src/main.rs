@@ -21,13 +21,13 @@ cargo x CHORE
 
   demo               build, then run GNU sort and awk with a quarter of their memory near; compare with runs without us, and
                      with Linux under the same limit where that is allowed (a minute or two)
-  wheel              release build, then the wheel of the Python package, in target/wheels
+  wheel [--sql]      release build, then the wheel of the Python package, in target/wheels; with SQL it takes long
   package [VERSION]  the Debian package, in target/package; the same sources give the same bytes
   site               the documents as a site with search, in target/site (needs mdbook)
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [--again | PART...]
                      every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests faults heaps survival tiers switch offload python sandbox leftovers kills budget users examples situations probes programs,
-                     or columns, frames, slurm, packages, browser, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm or a browser, or build libraries anew;
+                     or columns, frames, python_frames, slurm, packages, browser, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm or a browser, or build libraries anew;
                      the end-to-end tests run a build with assertions (deep: the release build);
                      without PARTs, what has passed and has not changed since is not run again (--again: it is)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)
@@ -70,7 +70,7 @@ fn dispatch(words: &[String]) -> Result<()> {
     }
     match chore {
         "build" => chores::build(),
-        "wheel" => chores::wheel(),
+        "wheel" => chores::wheel(rest),
         "package" => package::package(rest),
         "site" => site::site(),
         "demo" => demo::run(),

@@ -65,7 +65,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 30] = [
+pub(crate) const PARTS: [Part; 31] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -88,6 +88,7 @@ pub(crate) const PARTS: [Part; 30] = [
     alone("users"),
     deep(part("columns")),
     deep(part("frames")),
+    deep(serial("python_frames")),
     deep(alone("slurm")),
     deep(alone("packages")),
     deep(alone("browser")),
@@ -104,6 +105,8 @@ const COMMON: [&str; 3] = ["--workspace", "--exclude", "farfield-sql"];
 const BENCH: &str = "farfield-bench";
 /// Data frames, which are made of Arrow and Parquet.
 const FRAME: &str = "farfield-frame";
+/// Data frames for Python.
+const PYTHON: &str = "farfield-python";
 const FEATURES: &str = "farfield/serde";
 /// Tests of one-sided reads.
 const FABRIC: [&str; 12] = [
@@ -249,7 +252,11 @@ struct Scope {
 impl Scope {
     fn of(parts: &[Part], is_deep: bool) -> Scope {
         let has = |names: &[&str]| is_deep || parts.iter().any(|part| names.contains(&part.name));
-        Scope { has_bench: has(&["experiments"]), has_grpc: is_deep, has_frames: has(&["columns", "frames"]) }
+        Scope {
+            has_bench: has(&["experiments"]),
+            has_grpc: is_deep,
+            has_frames: has(&["columns", "frames", "python_frames"]),
+        }
     }
 
     /// Words for cargo: packages and features.
@@ -260,6 +267,7 @@ impl Scope {
             .into_iter()
             .chain(without(BENCH, self.has_bench))
             .chain(without(FRAME, self.has_frames))
+            .chain(without(PYTHON, self.has_frames))
             .chain(["--features", &features])
             .map(String::from)
             .collect()
@@ -327,6 +335,9 @@ impl Suite {
         let farfield = if is_deep {
             // What users get.
             chores::build()?;
+            if has("python_frames") {
+                chores::build_python(false)?;
+            }
             Some(chores::farfield())
         } else if needs_programs {
             Some(chores::keep_checked()?)

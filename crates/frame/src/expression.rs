@@ -17,7 +17,7 @@ use arrow::array::{StringArray, UInt32Array, new_empty_array};
 use arrow::compute::kernels::{cmp, comparison, numeric};
 use arrow::compute::{CastOptions, can_cast_types};
 use arrow::compute::{and_kleene, cast_with_options, is_null, not, or_kleene, take};
-use arrow::datatypes::{ArrowNativeType, DECIMAL128_MAX_PRECISION, DataType, Field, SchemaRef};
+use arrow::datatypes::{ArrowNativeType, DECIMAL128_MAX_PRECISION, DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use farfield::{FarVec, Number};
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ const DEPTH_MAX: usize = 256;
 
 /// Returns the value of a column in each row.
 pub fn column(name: impl Into<String>) -> Expression {
-    Expression::leaf(Node::Column(name.into()))
+    Expression::leaf(Term::Column(name.into()))
 }
 
 /// A formula over the columns of a row, such as `column("fare") * 2.into()` or
@@ -55,12 +55,12 @@ pub fn column(name: impl Into<String>) -> Expression {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Expression {
-    node: Arc<Node>,
+    node: Arc<Term>,
     depth: usize,
 }
 
 #[derive(Debug)]
-enum Node {
+enum Term {
     Column(String),
     /// A single value.
     Literal(ArrayRef),
@@ -101,7 +101,7 @@ impl Expression {
     #[track_caller]
     pub fn literal(value: ArrayRef) -> Expression {
         assert_eq!(value.len(), 1, "a literal is one value");
-        Expression::leaf(Node::Literal(value))
+        Expression::leaf(Term::Literal(value))
     }
 
     /// Compares for equality.
@@ -155,13 +155,13 @@ impl Expression {
     /// Returns whether the value is null.
     #[must_use]
     pub fn is_null(self) -> Expression {
-        self.unary(Node::IsNull)
+        self.unary(Term::IsNull)
     }
 
     /// Converts the value to another type. A value that the type does not have is an error.
     #[must_use]
     pub fn cast(self, data_type: DataType) -> Expression {
-        self.unary(|of| Node::Cast(of, data_type))
+        self.unary(|of| Term::Cast(of, data_type))
     }
 
     /// Returns whether a string has this part.
@@ -217,64 +217,64 @@ impl Expression {
         }
     }
 
-    fn leaf(node: Node) -> Expression {
+    fn leaf(node: Term) -> Expression {
         Expression { node: Arc::new(node), depth: 1 }
     }
 
-    fn unary(self, node: impl FnOnce(Expression) -> Node) -> Expression {
+    fn unary(self, node: impl FnOnce(Expression) -> Term) -> Expression {
         let depth = self.depth + 1;
         Expression::of(depth, || node(self))
     }
 
     fn binary(self, operator: Operator, other: Expression) -> Expression {
         let depth = self.depth.max(other.depth) + 1;
-        Expression::of(depth, || Node::Binary(operator, self, other))
+        Expression::of(depth, || Term::Binary(operator, self, other))
     }
 
-    fn of(depth: usize, node: impl FnOnce() -> Node) -> Expression {
+    fn of(depth: usize, node: impl FnOnce() -> Term) -> Expression {
         match depth <= DEPTH_MAX {
             true => Expression { node: Arc::new(node()), depth },
-            false => Expression { node: Arc::new(Node::TooDeep), depth: DEPTH_MAX },
+            false => Expression { node: Arc::new(Term::TooDeep), depth: DEPTH_MAX },
         }
     }
 
     fn add_columns<'e>(&'e self, names: &mut BTreeSet<&'e str>) {
         match &*self.node {
-            Node::Column(name) => {
+            Term::Column(name) => {
                 names.insert(name);
             }
-            Node::Literal(_) | Node::TooDeep => {}
-            Node::Binary(_, left, right) => {
+            Term::Literal(_) | Term::TooDeep => {}
+            Term::Binary(_, left, right) => {
                 left.add_columns(names);
                 right.add_columns(names);
             }
-            Node::Not(of) | Node::Negative(of) | Node::IsNull(of) | Node::Cast(of, _) => of.add_columns(names),
+            Term::Not(of) | Term::Negative(of) | Term::IsNull(of) | Term::Cast(of, _) => of.add_columns(names),
         }
     }
 
     /// Returns the conditions that all have to hold for this one to hold.
     fn conjuncts(&self) -> Vec<Expression> {
         match &*self.node {
-            Node::Binary(Operator::And, left, right) => [left.conjuncts(), right.conjuncts()].concat(),
+            Term::Binary(Operator::And, left, right) => [left.conjuncts(), right.conjuncts()].concat(),
             _ => vec![self.clone()],
         }
     }
 
-    fn value(&self, batch: &RecordBatch) -> Result<Value, FrameError> {
+    fn value(&self, batch: &RecordBatch) -> Result<Operand, FrameError> {
         let value = match &*self.node {
-            Node::Column(name) => match batch.column_by_name(name) {
-                Some(array) => Value::of(array.clone()),
+            Term::Column(name) => match batch.column_by_name(name) {
+                Some(array) => Operand::of(array.clone()),
                 None => return Err(FrameError::NoColumn { name: name.clone() }),
             },
-            Node::Literal(array) => Value { array: array.clone(), is_literal: true },
-            Node::Binary(operator, left, right) => {
+            Term::Literal(array) => Operand { array: array.clone(), is_literal: true },
+            Term::Binary(operator, left, right) => {
                 return operator.apply(left.value(batch)?, right.value(batch)?, batch.num_rows());
             }
-            Node::Not(of) => of.value(batch)?.condition()?.map(|array| Ok(Arc::new(not(array.as_boolean())?)))?,
-            Node::Negative(of) => of.value(batch)?.map(|array| numeric::neg(array))?,
-            Node::IsNull(of) => of.value(batch)?.map(|array| Ok(Arc::new(is_null(array)?)))?,
-            Node::Cast(of, data_type) => of.value(batch)?.cast(data_type)?,
-            Node::TooDeep => return Err(FrameError::TooDeep { levels_max: DEPTH_MAX }),
+            Term::Not(of) => of.value(batch)?.condition()?.map(|array| Ok(Arc::new(not(array.as_boolean())?)))?,
+            Term::Negative(of) => of.value(batch)?.map(|array| numeric::neg(array))?,
+            Term::IsNull(of) => of.value(batch)?.map(|array| Ok(Arc::new(is_null(array)?)))?,
+            Term::Cast(of, data_type) => of.value(batch)?.cast(data_type)?,
+            Term::TooDeep => return Err(FrameError::TooDeep { levels_max: DEPTH_MAX }),
         };
         Ok(value)
     }
@@ -282,32 +282,32 @@ impl Expression {
 
 /// The result of an expression: an element for each row, or one that stands for all.
 #[derive(Clone)]
-struct Value {
+struct Operand {
     array: ArrayRef,
     is_literal: bool,
 }
 
-impl Datum for Value {
+impl Datum for Operand {
     fn get(&self) -> (&dyn Array, bool) {
         (&*self.array, self.is_literal)
     }
 }
 
-impl Value {
-    fn of(array: ArrayRef) -> Value {
-        Value { array, is_literal: false }
+impl Operand {
+    fn of(array: ArrayRef) -> Operand {
+        Operand { array, is_literal: false }
     }
 
     fn data_type(&self) -> &DataType {
         self.array.data_type()
     }
 
-    fn map(self, compute: impl FnOnce(&ArrayRef) -> Result<ArrayRef, ArrowError>) -> Result<Value, ArrowError> {
-        Ok(Value { array: compute(&self.array)?, ..self })
+    fn map(self, compute: impl FnOnce(&ArrayRef) -> Result<ArrayRef, ArrowError>) -> Result<Operand, ArrowError> {
+        Ok(Operand { array: compute(&self.array)?, ..self })
     }
 
     /// Converts to another type. A value that it does not have is an error.
-    fn cast(self, data_type: &DataType) -> Result<Value, ArrowError> {
+    fn cast(self, data_type: &DataType) -> Result<Operand, ArrowError> {
         match self.data_type() == data_type {
             true => Ok(self),
             false => self.map(|array| cast_with_options(array, data_type, &STRICT)),
@@ -315,7 +315,7 @@ impl Value {
     }
 
     /// Returns the value as a condition; only null has no type of its own.
-    fn condition(self) -> Result<Value, FrameError> {
+    fn condition(self) -> Result<Operand, FrameError> {
         match self.data_type() {
             DataType::Boolean => Ok(self),
             DataType::Null => Ok(self.cast(&DataType::Boolean)?),
@@ -325,14 +325,14 @@ impl Value {
 
     /// Returns the literal in the type of a column that it is compared with, if it keeps its meaning
     /// there: 10.0 is the integer 10, and 10.5 is none.
-    fn fitted(&self, data_type: &DataType) -> Option<Value> {
+    fn fitted(&self, data_type: &DataType) -> Option<Operand> {
         let fitted = cast_with_options(&self.array, data_type, &STRICT).ok()?;
         // A column of `f32` has no 0.1 but its own.
         let is_meant = match (self.data_type(), data_type) {
             (DataType::Float64, DataType::Float32) => true,
             _ => cast_with_options(&fitted, self.data_type(), &STRICT).is_ok_and(|back| *back == *self.array),
         };
-        is_meant.then_some(Value { array: fitted, is_literal: true })
+        is_meant.then_some(Operand { array: fitted, is_literal: true })
     }
 }
 
@@ -340,7 +340,7 @@ const STRICT: CastOptions<'static> =
     CastOptions { safe: false, format_options: arrow::util::display::FormatOptions::new() };
 
 impl Operator {
-    fn apply(self, left: Value, right: Value, rows: usize) -> Result<Value, FrameError> {
+    fn apply(self, left: Operand, right: Operand, rows: usize) -> Result<Operand, FrameError> {
         use Operator::*;
         let is_literal = left.is_literal && right.is_literal;
         let types = || FrameError::Types { left: left.data_type().clone(), right: right.data_type().clone() };
@@ -392,11 +392,11 @@ impl Operator {
                 kernel(&left, &right)?
             }
         };
-        Ok(Value { array, is_literal })
+        Ok(Operand { array, is_literal })
     }
 
     /// Returns the operands of arithmetic in types that it works on, or `None` if there are none.
-    fn operands(self, left: &Value, right: &Value) -> Option<Result<(Value, Value), ArrowError>> {
+    fn operands(self, left: &Operand, right: &Operand) -> Option<Result<(Operand, Operand), ArrowError>> {
         let (first, second) = (left.data_type(), right.data_type());
         if !(first.is_numeric() || first.is_null()) || !(second.is_numeric() || second.is_null()) {
             // A date less a date, a time and a duration: Arrow knows.
@@ -433,7 +433,7 @@ fn is_decimal(data_type: &DataType) -> bool {
 }
 
 /// Returns two values in one type, in which they are compared. `None`: there is none.
-fn comparable(left: &Value, right: &Value) -> Option<Result<(Value, Value), ArrowError>> {
+fn comparable(left: &Operand, right: &Operand) -> Option<Result<(Operand, Operand), ArrowError>> {
     if left.data_type() == right.data_type() {
         return Some(Ok((left.clone(), right.clone())));
     }
@@ -517,14 +517,14 @@ operators! { Add, add, Add; Sub, sub, Subtract; Mul, mul, Multiply; Div, div, Di
 impl Neg for Expression {
     type Output = Expression;
     fn neg(self) -> Expression {
-        self.unary(Node::Negative)
+        self.unary(Term::Negative)
     }
 }
 
 impl Not for Expression {
     type Output = Expression;
     fn not(self) -> Expression {
-        self.unary(Node::Not)
+        self.unary(Term::Not)
     }
 }
 
@@ -541,25 +541,33 @@ impl FarFrame {
         FarFrame::from_batches(&self.heap, schema.clone(), batches)
     }
 
-    /// Returns a frame with one more column: the values of an expression in each row.
+    /// Returns a frame with a column of the values of an expression in each row. It takes the place of
+    /// a column with this name, if there is one, or comes last.
     pub fn with_values(&self, name: &str, expression: &Expression) -> Result<FarFrame, FrameError> {
         let data_type = expression.data_type(&self.schema)?;
+        let field = Field::new(name, data_type, true);
         let names: Vec<&str> = expression.columns().into_iter().collect();
-        let make = |batch: &RecordBatch| expression.evaluate(batch).map_err(ArrowError::from);
-        self.with_column(Field::new(name, data_type, true), &names, make)
+        let mut make = |batch: &RecordBatch| expression.evaluate(batch).map_err(ArrowError::from);
+        let Ok(index) = self.index(name) else { return self.with_column(field, &names, make) };
+        let mut frame = self.clone();
+        frame.columns[index] = self.make_column(field.clone(), &names, &mut make)?;
+        let mut fields: Vec<_> = self.schema.fields().iter().cloned().collect();
+        fields[index] = Arc::new(field);
+        frame.schema = Arc::new(Schema::new(fields));
+        Ok(frame)
     }
 
     /// Translates the comparison of a column with a value to a range of the column's images. Returns
     /// `None` if a condition is no such comparison, or if the column has no images.
     fn range_of(&self, condition: &Expression) -> Result<Option<(usize, Option<ImageRange>)>, FrameError> {
-        let Node::Binary(operator, left, right) = &*condition.node else { return Ok(None) };
+        let Term::Binary(operator, left, right) = &*condition.node else { return Ok(None) };
         let (name, operator, literal) = match (&*left.node, &*right.node) {
-            (Node::Column(name), Node::Literal(literal)) => (name, Some(*operator), literal),
-            (Node::Literal(literal), Node::Column(name)) => (name, operator.exchanged(), literal),
+            (Term::Column(name), Term::Literal(literal)) => (name, Some(*operator), literal),
+            (Term::Literal(literal), Term::Column(name)) => (name, operator.exchanged(), literal),
             _ => return Ok(None),
         };
-        let (index, literal) = (self.index(name)?, Value { array: literal.clone(), is_literal: true });
-        let empty = Value::of(new_empty_array(self.schema.field(index).data_type()));
+        let (index, literal) = (self.index(name)?, Operand { array: literal.clone(), is_literal: true });
+        let empty = Operand::of(new_empty_array(self.schema.field(index).data_type()));
         // The kernel would cast the column instead if the value is none of its type.
         let Some(Ok((column, literal))) = comparable(&empty, &literal) else { return Ok(None) };
         let is_range = column.data_type() == empty.data_type() && literal.array.null_count() == 0;
@@ -586,7 +594,7 @@ impl Scan {
         let names: Vec<String> = rest.columns().into_iter().map(str::to_owned).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.filter(&names, move |batch| {
-            let kept = rest.evaluate(batch).and_then(|array| Value::of(array).condition())?;
+            let kept = rest.evaluate(batch).and_then(|array| Operand::of(array).condition())?;
             Ok(kept.array.as_boolean().clone())
         })
     }

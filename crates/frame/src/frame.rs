@@ -125,6 +125,31 @@ impl FarFrame {
         let fields = self.schema.fields().iter().cloned().chain([Arc::new(field.clone())]);
         let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         unique_names(&schema)?;
+        let made = self.make_column(field, names, &mut make)?;
+        let columns = self.columns.iter().cloned().chain([made]).collect();
+        Ok(FarFrame { heap: self.heap.clone(), schema, columns, rows: self.rows })
+    }
+
+    /// Returns a frame in which columns have other names: pairs of an old name and a new one. Copies
+    /// nothing.
+    pub fn renamed(&self, names: &[(&str, &str)]) -> Result<FarFrame, FrameError> {
+        let mut fields: Vec<_> = self.schema.fields().iter().cloned().collect();
+        for (old, new) in names {
+            let index = self.index(old)?;
+            fields[index] = Arc::new(self.schema.field(index).clone().with_name(*new));
+        }
+        let schema = Arc::new(Schema::new(fields));
+        unique_names(&schema)?;
+        Ok(FarFrame { heap: self.heap.clone(), schema, columns: self.columns.clone(), rows: self.rows })
+    }
+
+    /// Makes a column of values that `make` computes from the columns `names`.
+    pub(crate) fn make_column(
+        &self,
+        field: Field,
+        names: &[&str],
+        make: &mut dyn FnMut(&RecordBatch) -> Result<ArrayRef, ArrowError>,
+    ) -> Result<Arc<FrameColumn>, FrameError> {
         let mut maker = Maker::new(&self.heap, Arc::new(Schema::new(vec![field])))?;
         for batch in self.batches_of(names)? {
             let batch = batch?;
@@ -133,9 +158,7 @@ impl FarFrame {
             // Arrow checks the type, and that a column without nulls has none.
             maker.push(RecordBatch::try_new(maker.schema.clone(), vec![values])?)?;
         }
-        let made = maker.finish()?;
-        let columns = self.columns.iter().cloned().chain(made.columns).collect();
-        Ok(FarFrame { heap: self.heap.clone(), schema, columns, rows: self.rows })
+        Ok(maker.finish()?.columns.swap_remove(0))
     }
 
     pub(crate) fn index(&self, name: &str) -> Result<usize, FrameError> {

@@ -27,6 +27,7 @@
 mod cancel;
 mod chunk_runs;
 mod column;
+mod conversion;
 mod csv;
 mod error;
 mod expression;

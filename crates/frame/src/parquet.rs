@@ -4,12 +4,9 @@
 //! damaged file that aborts the program.
 
 use crate::column::CHUNK_ROWS;
+use crate::conversion::{in_kept_types, kept_types};
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
-use arrow::array::{RecordBatch, RecordBatchOptions};
-use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use arrow::error::ArrowError;
 use farfield::Heap;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -50,7 +47,7 @@ fn read(heap: &Arc<Heap>, path: &Path, names: Option<&[&str]>) -> Result<FarFram
     let file = File::open(path).map_err(|why| FrameError::File { name: name.clone(), why })?;
     let wrong = |why: String| FrameError::Parquet { name: name.clone(), why };
     let mut builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| wrong(error.to_string()))?;
-    let mut schema = stored(builder.schema());
+    let mut schema = kept_types(builder.schema());
     if let Some(names) = names {
         let index_of =
             |name: &&str| schema.index_of(name).map_err(|_| FrameError::NoColumn { name: (*name).to_owned() });
@@ -66,33 +63,7 @@ fn read(heap: &Arc<Heap>, path: &Path, names: Option<&[&str]>) -> Result<FarFram
     let reader = builder.with_batch_size(CHUNK_ROWS).build().map_err(|error| wrong(error.to_string()))?;
     for batch in reader {
         let batch = batch.map_err(|error| wrong(error.to_string()))?;
-        maker.push(converted(&schema, &batch)?)?;
+        maker.push(in_kept_types(&schema, &batch)?)?;
     }
     maker.finish()
-}
-
-/// Returns the schema with the types that a frame keeps.
-fn stored(schema: &Schema) -> Schema {
-    let field = |field: &Arc<Field>| Field::new(field.name(), stored_type(field.data_type()), field.is_nullable());
-    Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>())
-}
-
-fn stored_type(data_type: &DataType) -> DataType {
-    match data_type {
-        DataType::Dictionary(_, values) => stored_type(values),
-        // A column without any value could have any type.
-        DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => DataType::Utf8,
-        DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
-        DataType::Float16 => DataType::Float32,
-        other => other.clone(),
-    }
-}
-
-fn converted(schema: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-    // A value that does not fit is an error, not a null.
-    let strict = CastOptions { safe: false, ..CastOptions::default() };
-    let columns = batch.columns().iter().zip(schema.fields());
-    let columns = columns.map(|(column, field)| cast_with_options(column, field.data_type(), &strict));
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(schema.clone(), columns.collect::<Result<_, _>>()?, &options)
 }

@@ -253,3 +253,17 @@ fn a_value_keeps_its_meaning_in_the_type_of_a_column() {
     assert_eq!(kept(column("id").is_in([])), 0);
     assert_eq!(kept((column("id") / 4.into()).equal_to(2.5)), 1);
 }
+
+#[test]
+fn columns_are_replaced_and_renamed() {
+    let heap = heap(Plane::Page, MIB);
+    let frame = FarFrame::from_csv_text(&heap, "zone,fare\nHarlem,7.5\nAstoria,12\n").unwrap();
+    let frame = frame.with_values("fare", &(column("fare") * 2.into())).unwrap();
+    assert_eq!(frame.totals("fare").unwrap().sum, 39.0);
+    let frame = frame.with_values("zone", &column("zone").is_null()).unwrap();
+    assert_eq!(frame.schema().field(0).data_type(), &DataType::Boolean);
+    let swapped = frame.renamed(&[("zone", "fare"), ("fare", "zone")]).unwrap();
+    assert_eq!(swapped.totals("zone").unwrap().sum, 39.0);
+    assert!(matches!(frame.renamed(&[("zone", "fare")]), Err(FrameError::SameName { name }) if name == "fare"));
+    assert!(matches!(frame.renamed(&[("tip", "fare")]), Err(FrameError::NoColumn { name }) if name == "tip"));
+}
