@@ -85,6 +85,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/paging/threads.toml"),
         include_str!("../experiments/paging/traces.toml"),
         include_str!("../experiments/paging/write.toml"),
+        include_str!("../experiments/python/jobs.toml"),
+        include_str!("../experiments/python/near.toml"),
         include_str!("../experiments/serving/tenants.toml"),
         include_str!("../experiments/serving/tls.toml"),
         include_str!("../experiments/share/affinity.toml"),

@@ -31,6 +31,8 @@ pub(crate) enum Contender {
     Farfield(Far),
     /// The same, private, all its memory in huge pages while nothing has to leave.
     FarfieldHuge,
+    /// The program switches far memory on in its own process.
+    Enabled,
     /// `farfield run` with what an advisor says.
     Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
@@ -142,6 +144,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
         "farfield-huge" => Contender::FarfieldHuge,
+        "farfield-enabled" => Contender::Enabled,
         "farfield-foretold" => Contender::Advised(Advisor::Foretold),
         "farfield-tried" => Contender::Advised(Advisor::Tried),
         "farfield-auto" => Contender::Advised(Advisor::Held),
@@ -233,7 +236,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "segmented-fifo" => Contender::Replacement("segmented-fifo"),
         "fio" => Contender::Fio,
         _ => bail!(
-            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-foretold, farfield-tried, \
+            "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-enabled, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
@@ -258,6 +261,7 @@ impl Contender {
             Contender::Swap(store) => swapped(store, job.near_bytes, job.data_bytes, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::FarfieldHuge => job_with(&["--huge-pages".into()], job),
+            Contender::Enabled => enabled(job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
@@ -273,6 +277,13 @@ impl Contender {
             Contender::Fio => fio::sample(job),
         }
     }
+}
+
+/// A script, which enables far memory in its interpreter.
+fn enabled(job: &Job<'_>) -> Result<Sample> {
+    let arguments = [job.arguments, &["--enable".to_string(), job.near_bytes.to_string()]].concat();
+    job.workload.ensure_installed(job.program, &arguments)?;
+    native(&Job { arguments: &arguments, ..*job })
 }
 
 /// The program, which simulates a cluster under this policy.

@@ -95,6 +95,10 @@ const WORKLOADS: &[Workload] = &[
     people("redis", &PEOPLE_PY, "get"),
     people("sort", &PEOPLE_PY, "line"),
     people("node", &PEOPLE_JS, "look-up"),
+    people("numpy-sort", &PEOPLE_PY, "number"),
+    people("scikit-clusters", &PEOPLE_PY, "point"),
+    people("scikit-boosting", &PEOPLE_PY, "row"),
+    people("polars", &PEOPLE_PY, "row"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
     rust("words", "scan", "word"),
@@ -327,7 +331,14 @@ mod tests {
                 continue;
             }
             // An operation of a program around others may be all of its work.
-            let ops = if matches!(workload.name, "numpy" | "pandas" | "sort") { "2" } else { "1000" };
+            let ops = if matches!(
+                workload.name,
+                "numpy" | "pandas" | "sort" | "numpy-sort" | "scikit-clusters" | "scikit-boosting" | "polars"
+            ) {
+                "2"
+            } else {
+                "1000"
+            };
             let arguments = ["--data-mib", "16", "--passes", "2", "--seed", "7", "--ops", ops];
             let run = || Command::new(&program).args(&words).args(arguments).current_dir(&folder).output().unwrap();
             let parse = |output: std::process::Output| Output::parse(&String::from_utf8(output.stdout).unwrap());

@@ -1,4 +1,4 @@
-# Programs that people run, as a workload: people.py WHAT [--data-mib N] [--ops N] [--seed N]. Prints the same line as our own programs. `--check` instead ends with what is missing.
+# Programs that people run, as a workload: people.py WHAT [--data-mib N] [--ops N] [--seed N] [--enable NEAR_BYTES]. Prints the same line as our own programs. `--check` instead ends with what is missing.
 import argparse
 import contextlib
 import json
@@ -202,7 +202,79 @@ def sorted_text(data, ops, seed, phases):
     return found
 
 
+def numpy_sort(data, ops, seed, phases):
+    """Sorts a third of the memory; a sort by index takes as much again, and its answer, too."""
+    import numpy as np
+
+    count = data // 24
+    with phases.timed("fill", count):
+        values = np.random.default_rng(seed).integers(0, 1 << 40, count)
+    found = 0
+    with phases.timed("use", ops * count):
+        for at in range(ops):
+            order = np.argsort(values, kind="stable")
+            ordered = values[order]
+            found += int(ordered[count // 3]) ^ int(ordered[-1 - at])
+            del order, ordered
+    return found
+
+
+def scikit_clusters(data, ops, seed, phases):
+    """Clusters of points in 32 dimensions (k-means), from given centres, so that each run takes the same steps."""
+    import numpy as np
+    from sklearn.cluster import KMeans
+
+    count = data // (32 * 8) * 6 // 10
+    with phases.timed("fill", count):
+        make = np.random.default_rng(seed)
+        points = make.random((count, 32))
+        points[:: 3] += 1
+    centres = points[:: max(count // 8, 1)][:8].copy()
+    with phases.timed("use", ops * count):
+        fitted = KMeans(n_clusters=8, init=centres, n_init=1, max_iter=ops, tol=0, copy_x=False).fit(points)
+    return int(round(fitted.inertia_ / count, 6) * 10**6)
+
+
+def scikit_boosting(data, ops, seed, phases):
+    """Gradient boosting over histograms of forty columns."""
+    import numpy as np
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    count = data // (40 * 8) * 45 // 100
+    with phases.timed("fill", count):
+        columns = np.random.default_rng(seed).random((count, 40))
+        wanted = columns[:, 0] * 3 + columns[:, 7] * columns[:, 9]
+    model = HistGradientBoostingRegressor(max_iter=ops, early_stopping=False, random_state=seed)
+    with phases.timed("use", ops * count):
+        model.fit(columns, wanted)
+        error = float(((model.predict(columns[:1000]) - wanted[:1000]) ** 2).mean())
+    return int(round(error, 6) * 10**6)
+
+
+def polars_join(data, ops, seed, phases):
+    """A join of two tables, and a sort of what comes out."""
+    import numpy as np
+    import polars as pl
+
+    rows = data // 150
+    with phases.timed("fill", rows):
+        make = np.random.default_rng(seed)
+        keys = make.permutation(rows)
+        table = pl.DataFrame({"key": make.integers(0, rows, rows), "fare": make.integers(0, 10000, rows)})
+        other = pl.DataFrame({"key": keys, "zone": keys % 5000})
+    found = 0
+    with phases.timed("use", ops * rows):
+        for _ in range(ops):
+            joined = table.join(other, on="key").sort("zone", "fare")
+            found += int(joined["fare"][len(joined) // 3]) + int(joined["zone"].sum())
+    return found
+
+
 PROGRAMS = {
+    "numpy-sort": (numpy_sort, ["numpy"], []),
+    "scikit-clusters": (scikit_clusters, ["numpy", "sklearn"], []),
+    "scikit-boosting": (scikit_boosting, ["numpy", "sklearn"], []),
+    "polars": (polars_join, ["numpy", "polars"], []),
     "numpy": (numpy_product, ["numpy"], []),
     "pandas": (pandas_join, ["numpy", "pandas"], []),
     "python": (python_objects, [], []),
@@ -216,14 +288,24 @@ parser.add_argument("what", choices=PROGRAMS)
 parser.add_argument("--data-mib", type=int, default=64)
 parser.add_argument("--ops", type=int, default=1)
 parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--enable", type=int, help="switch far memory on in this process, with so many bytes near")
 parser.add_argument("--check", action="store_true")
 options, _ = parser.parse_known_args()
 program, modules, commands = PROGRAMS[options.what]
+modules += ["farfield"] if options.enable else []
 if options.check:
     import importlib.util
 
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     sys.exit(" ".join(missing + [name for name in commands if shutil.which(name) is None]) or None)
-phases = Phases()
+phases, figures = Phases(), {}
+if options.enable:
+    moments = [time.monotonic()]
+    import farfield
+
+    moments.append(time.monotonic())
+    farfield.enable(near=options.enable)
+    moments.append(time.monotonic())
+    figures = {"import_ms": (moments[1] - moments[0]) * 1e3, "enable_ms": (moments[2] - moments[1]) * 1e3}
 checksum = program(options.data_mib << 20, options.ops, options.seed, phases)
-print(json.dumps({"phases": phases.done, "checksum": f"{checksum:x}", "verified": True, "errors": 0}))
+print(json.dumps({"phases": phases.done, "checksum": f"{checksum:x}", "verified": True, "errors": 0, "figures": figures}))
