@@ -7,7 +7,7 @@ use ureq_proto::http::{Response, StatusCode};
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The server cannot be reached, is silent, or does not speak HTTP.
-    #[error("{0}")]
+    #[error(transparent)]
     Transport(#[from] Box<ureq::Error>),
     /// The server has refused.
     #[error("it answers {0}")]
