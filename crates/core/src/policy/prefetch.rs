@@ -12,11 +12,13 @@
 //!
 //! The pager does not see the use of a page that was prefetched, because it is mapped. There a
 //! stream's window counts as used when the fault after it comes where the stream was expected to go
-//! on. The far heap sees the use ([`Prefetcher::on_use`]), asks for more in the middle of the
-//! window, and so need not wait at its end. A page that is needed and still on its way widens the
-//! window, until it covers what the pool delivers in the time of one answer. The far heap also sees
-//! how many of the pages that were brought are passed over: a stream that passes over most of them
-//! ends.
+//! on. If the thread waits for more than a fifth of its time, windows grow further
+//! ([`Prefetcher::on_waited`]); and a fault on a page that is still on its way asks for more
+//! ([`Prefetcher::on_late_fault`]), so that the link is never idle. The far heap sees the use
+//! ([`Prefetcher::on_use`]), asks for more in the middle of the window, and so need not wait at its
+//! end. A page that is needed and still on its way widens the window, until it covers what the pool
+//! delivers in the time of one answer. The far heap also sees how many of the pages that were
+//! brought are passed over: a stream that passes over most of them ends.
 
 use crate::cast::{low_u32, usize_of};
 
@@ -29,6 +31,11 @@ const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
 /// Largest window of a stream whose pages come too late, in pages.
 const LATE_MAX: u32 = 512;
+/// Largest window of a stream whose uses are not seen, in pages. It hides a latency of a fifth of
+/// the time that the thread works on them.
+const UNSEEN_MAX: u32 = 1024;
+/// Share of its time, inverse, for which a thread may wait before windows grow further.
+const WAITING_SHARE: u64 = 5;
 /// Number of pages that a stream may pass over for each that is used. A stream ends above it,
 const PASSED_MAX: u32 = 4;
 /// once it has passed over this many more. Both counts are halved now and then, so that older ones
@@ -111,6 +118,9 @@ pub struct Prefetcher {
     hits: u64,
     /// Index of the stream that asked last.
     asker: usize,
+    /// Whether the thread waited for its last page for more than a fifth of the time since the page
+    /// before.
+    is_waiting: bool,
 }
 
 impl Default for Prefetcher {
@@ -130,6 +140,7 @@ impl Prefetcher {
             paused_until: 0,
             hits: 0,
             asker: 0,
+            is_waiting: false,
         }
     }
 
@@ -158,7 +169,8 @@ impl Prefetcher {
         // Pages that were near already were not brought, so their use is no hit.
         self.hits += u64::from(core::mem::take(&mut stream.brought).min(stream.window));
         self.doubts = 0;
-        stream.window = (stream.window * 2).min(WINDOW_MAX);
+        let window_max = if self.is_waiting { UNSEEN_MAX } else { WINDOW_MAX.max(stream.window) };
+        stream.window = (stream.window * 2).min(window_max);
         stream.used_at = self.faults;
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);
         stream.asked = stream.window;
@@ -170,20 +182,56 @@ impl Prefetcher {
     /// Some of that may be near or on its way already.
     pub fn on_use(&mut self, page: u64, timeliness: PrefetchTimeliness, most: u32) -> Option<PrefetchBatch> {
         let page = page.cast_signed() + STRIDE_MAX * 4;
-        // Counts the pages asked for that come after this one.
+        let (index, left) = self.asked_for(page)?;
+        if !self.streams[index].goes_on(page) {
+            self.streams[index] = UNUSED;
+            return None;
+        }
+        Some(self.extend(index, page, left, timeliness, most.min(LATE_MAX)))
+    }
+
+    /// Takes a fault of the thread on a page that is on its way, where uses of pages that are there
+    /// are not seen. `None` if no stream asked for it; else what to bring, at most `most` pages.
+    pub fn on_late_fault(&mut self, page: u64, most: u32) -> Option<PrefetchBatch> {
+        let page = page.cast_signed() + STRIDE_MAX * 4;
+        let (index, left) = self.asked_for(page)?;
+        let stream = &mut self.streams[index];
+        stream.last = page;
+        // The pages before this one were used. Of the others nothing is known yet.
+        let unknown = stream.brought.min(left);
+        self.hits += u64::from(stream.brought - unknown);
+        let ahead = self.extend(index, page, left, PrefetchTimeliness::Late, most.min(UNSEEN_MAX));
+        self.streams[index].brought = unknown;
+        Some(ahead)
+    }
+
+    /// Notes how long the thread waited for the page of its last fault, and how long it had worked
+    /// between the fault before that and this one. Any unit of time.
+    pub fn on_waited(&mut self, waited: u64, worked: u64) {
+        self.is_waiting = waited.saturating_mul(WAITING_SHARE) > waited.saturating_add(worked);
+    }
+
+    /// Returns the stream that asked for a page, and the number of pages asked for after it.
+    fn asked_for(&self, page: i64) -> Option<(usize, u32)> {
         let left = |stream: &AccessStream| {
             let steps = (stream.next - page).checked_div(stream.stride)?;
             let is_asked =
                 (1..=i64::from(stream.window)).contains(&steps) && page + steps * stream.stride == stream.next;
             is_asked.then(|| low_u32(steps.cast_unsigned()) - 1)
         };
-        let mut found = self.streams.iter().enumerate();
-        let (index, left) = found.find_map(|(index, stream)| Some((index, left(stream)?)))?;
+        self.streams.iter().enumerate().find_map(|(index, stream)| Some((index, left(stream)?)))
+    }
+
+    /// Moves the end of a stream on from a page that is needed, unless enough is on its way.
+    fn extend(
+        &mut self,
+        index: usize,
+        page: i64,
+        left: u32,
+        timeliness: PrefetchTimeliness,
+        most: u32,
+    ) -> PrefetchBatch {
         let stream = &mut self.streams[index];
-        if !stream.goes_on(page) {
-            *stream = UNUSED;
-            return None;
-        }
         self.asker = index;
         self.doubts = 0;
         stream.used_at = self.faults;
@@ -191,9 +239,9 @@ impl Prefetcher {
         stream.window = match timeliness {
             // Pages that were asked for in vain are asked for again.
             PrefetchTimeliness::Missing => stream.window,
-            PrefetchTimeliness::Late if is_half_used || stream.window < WINDOW_MAX => (stream.window * 2).min(LATE_MAX),
+            PrefetchTimeliness::Late if is_half_used || stream.window < WINDOW_MAX => stream.window * 2,
             PrefetchTimeliness::InTime if is_half_used => (stream.window * 2).min(WINDOW_MAX).max(stream.window),
-            PrefetchTimeliness::Late | PrefetchTimeliness::InTime => return Some(PrefetchBatch::default()),
+            PrefetchTimeliness::Late | PrefetchTimeliness::InTime => return PrefetchBatch::default(),
         };
         stream.window = stream.window.min(most.max(WINDOW_MIN));
         let next = page + stream.stride * (i64::from(stream.window) + 1);
@@ -201,13 +249,13 @@ impl Prefetcher {
             low_u32(((next - stream.next) / stream.stride).clamp(0, i64::from(stream.window)).cast_unsigned());
         stream.brought = 0;
         stream.next = next;
-        Some(PrefetchBatch { stride: stream.stride, count: stream.window })
+        PrefetchBatch { stride: stream.stride, count: stream.window }
     }
 
     /// Notes how many of the pages that were to be brought last are on their way now. The others
     /// are near, or there was no room. Without this call a stream is never found to be none.
     pub fn on_brought(&mut self, count: u32) {
-        self.streams[self.asker].brought = count;
+        self.streams[self.asker].brought += count;
     }
 
     fn start(&mut self, page: i64) -> Option<PrefetchBatch> {
@@ -416,6 +464,55 @@ mod tests {
             }
         }
         assert!(faults <= 5 * 40_000 / 320, "{faults} faults");
+    }
+
+    #[test]
+    fn a_scan_that_catches_up_keeps_the_link_busy() {
+        // A link brings a page in each unit of time, `latency` units after it was asked for. The thread needs one in
+        // each. Uses of pages that are there are not seen.
+        for latency in [0u64, 10, 100, 200] {
+            let (mut prefetcher, mut due) = (Prefetcher::new(), alloc::collections::BTreeMap::<u64, u64>::new());
+            let (mut now, mut link_free, mut worked, mut hits, mut brought) = (0u64, 0u64, 0, 0, 0);
+            for page in 0..20_000u64 {
+                now += 1;
+                worked += 1;
+                let ask = |page: u64, now: u64, link_free: &mut u64| {
+                    *link_free = (*link_free).max(now) + 1;
+                    (page, *link_free + latency)
+                };
+                let ahead = match due.get(&page).copied() {
+                    Some(at) if at <= now => continue,
+                    Some(at) => {
+                        let ahead = prefetcher.on_late_fault(page, 1024).unwrap_or_default();
+                        let asked = now;
+                        now = at;
+                        (ahead, asked)
+                    }
+                    None => {
+                        let ahead = prefetcher.on_fault(page);
+                        let (_, at) = ask(page, now, &mut link_free);
+                        prefetcher.on_waited(at - now, core::mem::take(&mut worked));
+                        let asked = now;
+                        now = at;
+                        (ahead, asked)
+                    }
+                };
+                let (ahead, asked) = ahead;
+                let mut count = 0;
+                for step in 1..=u64::from(ahead.count) {
+                    due.entry(page + step).or_insert_with(|| {
+                        count += 1;
+                        ask(page + step, asked, &mut link_free).1
+                    });
+                }
+                prefetcher.on_brought(count);
+                brought += u64::from(count);
+                hits += prefetcher.take_hits();
+                assert!(hits <= brought);
+            }
+            assert!(now <= 20_000 * 5 / 4 + 12 * latency, "{now} units with latency {latency}");
+            assert!(hits * 100 >= brought * 90, "{hits} of {brought} with latency {latency}");
+        }
     }
 
     #[test]

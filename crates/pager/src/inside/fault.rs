@@ -11,9 +11,9 @@ use crate::control::{believed, bucket_of, exit};
 use crate::window;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::page_word::FaultAction;
-use farfield_core::policy::prefetch::PrefetchBatch;
+use farfield_core::policy::prefetch::{PrefetchBatch, Prefetcher};
 use farfield_core::{PageId, page_word::State};
-use farfield_os::process;
+use farfield_os::process::now_ns;
 use farfield_os::uffd::Track;
 
 /// Maximum number of pages mapped at once when a program touches new memory in order.
@@ -33,12 +33,12 @@ static SPURIOUS: AtomicU64 = AtomicU64::new(0);
 /// fault.
 pub fn on_fault(address: usize, write: bool, context: Option<&Context>) -> bool {
     let runtime = &RUNTIME;
-    let started = process::now_ns();
+    let started = now_ns();
     let page = window::page_of(address);
     let served = fault_in_for(runtime, page, write, context);
     let counters = runtime.counters();
     counters.faults.fetch_add(1, Ordering::Relaxed);
-    let took = process::now_ns() - started;
+    let took = now_ns() - started;
     counters.fault_ns[bucket_of(took)].fetch_add(1, Ordering::Relaxed);
     if served {
         SPURIOUS.store(0, Ordering::Relaxed);
@@ -101,9 +101,15 @@ fn fault_in_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&C
     let table = runtime.table();
     let mut wait = Wait::new("a page that another thread moves");
     let served = loop {
-        match table.word(page).fault().1 {
+        let word = table.word(page);
+        match word.fault().1 {
             FaultAction::Retry => break wait.has_waited(),
-            FaultAction::Wait => wait_for(runtime, &mut wait),
+            FaultAction::Wait => {
+                if word.state() == State::Loading && !wait.has_waited() {
+                    ask_further(runtime, me, page, context);
+                }
+                wait_for(runtime, &mut wait);
+            }
             FaultAction::Zero | FaultAction::Read => {
                 let mut need = FaultAction::Retry;
                 table.update(page, |word| {
@@ -161,40 +167,79 @@ fn read_in(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageId, w
     let counters = runtime.counters();
     counters.demand_reads.fetch_add(1, Ordering::Relaxed);
     runtime.armed().store.will_need(page);
-    let mut runs = [(PageId(0), 0usize); 64];
+    let mut runs = NO_RUNS;
     let count = match me.and_then(|record| record.prefetcher.try_lock()) {
         Some(mut prefetcher) => {
             let ahead = prefetcher.on_fault(page.0);
-            counters.prefetch_hits.fetch_add(prefetcher.take_hits(), Ordering::Relaxed);
-            let count = own_ahead(runtime, page, ahead, &mut runs);
-            prefetcher.on_brought(runs[..count].iter().map(|(_, pages)| *pages as u32).sum());
-            count
+            own_ahead(runtime, &mut prefetcher, page, ahead, &mut runs)
         }
         None => 0,
     };
-    runtime.armed().store.fetch(page, write, &runs[..count], context);
+    let store = &runtime.armed().store;
+    let Some(me) = me.filter(|_| !store.is_mapped()) else {
+        return store.fetch(page, write, &runs[..count], context);
+    };
+    let began = now_ns();
+    store.fetch(page, write, &runs[..count], context);
+    let ended = now_ns();
+    let before = me.fetch_ended_ns.swap(ended, Ordering::Relaxed);
+    if let Some(mut prefetcher) = me.prefetcher.try_lock() {
+        prefetcher.on_waited(ended - began, began - before);
+    }
 }
 
-/// Takes the pages to bring ahead that are far and idle, as runs. Returns the number of runs.
-fn own_ahead(runtime: &Runtime, page: PageId, ahead: PrefetchBatch, runs: &mut [(PageId, usize); 64]) -> usize {
-    let mut count = 0;
-    // The number is never more than an eighth of the budget, nor than half of what this process has
-    // of it.
+/// Sets more pages on their way if the thread has caught up with those that it asked for, so that
+/// the link is not idle when the last of them has come.
+fn ask_further(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageId, context: Option<&Context>) {
+    let mut runs = NO_RUNS;
+    let Some(mut prefetcher) = me.and_then(|record| record.prefetcher.try_lock()) else { return };
+    let Some(ahead) = prefetcher.on_late_fault(page.0, ahead_max(runtime)) else { return };
+    let count = own_ahead(runtime, &mut prefetcher, page, ahead, &mut runs);
+    drop(prefetcher);
+    if count > 0 {
+        runtime.armed().store.fetch_ahead(&runs[..count], context);
+    }
+}
+
+/// Returns the most pages to bring ahead: an eighth of the budget, and half of what this process
+/// has of it.
+fn ahead_max(runtime: &Runtime) -> u32 {
     let near = believed(&runtime.slot().near_bytes).max(0);
-    let most = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES).min(ahead.count as usize);
-    for step in 1..=most as i64 {
+    ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES) as u32
+}
+
+/// Runs of pages that come together: the first page, and the number of pages.
+type Runs = [(PageId, usize); 64];
+const NO_RUNS: Runs = [(PageId(0), 0); 64];
+
+/// Takes the pages to bring ahead that are far and idle, as runs. Returns the number of runs.
+fn own_ahead(
+    runtime: &Runtime,
+    prefetcher: &mut Prefetcher,
+    page: PageId,
+    ahead: PrefetchBatch,
+    runs: &mut Runs,
+) -> usize {
+    let (mut count, mut pages) = (0, 0);
+    for step in 1..=i64::from(ahead.count.min(ahead_max(runtime))) {
         let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };
+        let is_beside = runs[..count].last().is_some_and(|(start, len)| start.0 + *len as u64 == next);
+        if count == runs.len() && !is_beside {
+            break;
+        }
         if !own(runtime, PageId(next), FaultAction::Read) {
             continue;
         }
-        match runs[..count].last_mut() {
-            Some((start, len)) if start.0 + *len as u64 == next => *len += 1,
-            _ => {
-                runs[count] = (PageId(next), 1);
-                count += 1;
-            }
+        pages += 1;
+        if is_beside {
+            runs[count - 1].1 += 1;
+        } else {
+            runs[count] = (PageId(next), 1);
+            count += 1;
         }
     }
+    prefetcher.on_brought(pages);
+    runtime.counters().prefetch_hits.fetch_add(prefetcher.take_hits(), Ordering::Relaxed);
     count
 }
 

@@ -30,7 +30,7 @@ use farfield_pool::{
 const LANES: usize = 3;
 /// Number of one-page buffers of a lane; `RUNS` is that of longer ones.
 const SINGLES: usize = 32;
-const RUNS: usize = 6;
+const RUNS: usize = 64;
 /// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
@@ -187,6 +187,17 @@ impl Store {
         }
     }
 
+    /// Sets pages on their way that the caller owns. Blocks for room only.
+    pub fn fetch_ahead(&self, ahead: &[(PageId, usize)], context: Option<&Context>) {
+        let runtime = &RUNTIME;
+        runtime.charge(ahead.iter().map(|(_, count)| *count as i64).sum());
+        let mut channel = self.channel();
+        channel.request_ahead(self, ahead, if runtime.changed_share.get() > MOST { TAG_WRITE } else { 0 });
+        channel.progress(self);
+        drop(channel);
+        make_room(runtime, 0, EvictionSize::while_waiting(runtime), context);
+    }
+
     /// Begins to load `page`, which will be wanted in a moment, into the processor's cache, if far
     /// memory can be loaded from.
     pub fn will_need(&self, page: PageId) {
@@ -237,24 +248,7 @@ impl Store {
                 op: Op::Read { page, buffer },
             },
         );
-        for &(start, count) in ahead {
-            let mut at = 0;
-            while at < count {
-                let step = (count - at).min(RUN_PAGES);
-                let mut buffer = if step == 1 { channel.single(self) } else { channel.run(self) };
-                buffer.set_pages(step);
-                let page = PageId(start.0 + at as u64);
-                let tag = page.0 | TAG_READ | TAG_AHEAD | track;
-                let request = LaneRequest {
-                    tag,
-                    priority: Priority::Background,
-                    deadline: DEADLINE,
-                    op: Op::Read { page, buffer },
-                };
-                channel.submit(self, request);
-                at += step;
-            }
-        }
+        channel.request_ahead(self, ahead, track);
         channel.progress(self);
         channel.index
     }
@@ -427,6 +421,23 @@ impl Channel {
             runs: Spare { free: Vec::with_capacity(RUNS), unmade: RUNS },
             writing: 0,
         })
+    }
+
+    /// Requests runs of pages that nobody waits for.
+    fn request_ahead(&mut self, store: &Store, ahead: &[(PageId, usize)], track: u64) {
+        for &(start, count) in ahead {
+            let mut at = 0;
+            while at < count {
+                let step = (count - at).min(RUN_PAGES);
+                let mut buffer = if step == 1 { self.single(store) } else { self.run(store) };
+                buffer.set_pages(step);
+                let page = PageId(start.0 + at as u64);
+                let tag = page.0 | TAG_READ | TAG_AHEAD | track;
+                let op = Op::Read { page, buffer };
+                self.submit(store, LaneRequest { tag, priority: Priority::Background, deadline: DEADLINE, op });
+                at += step;
+            }
+        }
     }
 
     fn single(&mut self, store: &Store) -> Buffer {

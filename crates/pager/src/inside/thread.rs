@@ -108,6 +108,8 @@ pub struct ThreadRecord {
     pub own_code_depth: AtomicU32,
     /// Predictor of the pages that the thread will want next.
     pub prefetcher: SpinLock<Prefetcher>,
+    /// Time when the thread's last page had come from the pool; 0 = never.
+    pub fetch_ended_ns: AtomicU64,
     /// Frames of nested calls.
     pub frames: [CallFrame; FRAMES],
     /// Pages that the kernel and our handlers use of the thread as long as it lives.
