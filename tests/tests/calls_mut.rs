@@ -236,7 +236,7 @@ fn serve(functions: Registry) -> (Server, [String; 2]) {
     let name = format!("farfield-calls-mut-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
+    let server = Server::start(Config { listen, functions, call_within: PATIENCE, ..Config::default() }).unwrap();
     let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
     (server, urls)
 }
@@ -376,13 +376,21 @@ fn changes_that_cannot_be_near_together_are_refused_with_nothing_changed() {
     let far = vec![Trip { way: vec![0; 2900], add: 1 }];
     for place in PLACES {
         let refused = heap.call_mut::<Work>(&mut made.0, (far.clone(), Ending::Well)).at(place).changes(1 << 20).run();
-        let is_refused = matches!(
-            refused,
-            Err(OffloadError::Far(FarError::NearFull) | OffloadError::Call(CallError::AnswerTooLong))
-        );
-        assert!(is_refused, "{place:?}: {refused:?}");
+        let expected = match place {
+            Where::Server => CallError::AnswerTooLong.into(),
+            _ => OffloadError::Far(FarError::NearFull),
+        };
+        assert_eq!(refused, Err(expected), "{place:?}");
     }
+    // A scope of the caller keeps changed pages from being written back, and holds what it has seen itself.
     let near = vec![Trip { way: vec![0; 100], add: 1 }];
+    {
+        let _scope = heap.enter();
+        let mut call = |place| heap.call_mut::<Work>(&mut made.0, (near.clone(), Ending::Well)).at(place).run();
+        assert_eq!(call(Where::Client), Ok(made.1.work(&near)));
+        assert_eq!(call(Where::Server), Err(OffloadError::Far(FarError::NearFull)));
+        assert_eq!(call(Where::Auto), Ok(made.1.work(&near)));
+    }
     for place in PLACES {
         let answer = heap.call_mut::<Work>(&mut made.0, (near.clone(), Ending::Well)).at(place).run();
         assert_eq!(answer, Ok(made.1.work(&near)), "{place:?}");
@@ -442,6 +450,72 @@ fn a_mirror_changes_once_when_a_server_dies_and_a_stripe_leaves_it_to_the_client
     }
     assert!(mirrored.call::<Collect>(&made.0, ()).at(Where::Client).run().unwrap() == made.1.collect());
     take_apart(made);
+}
+
+#[test]
+fn no_change_is_lost_while_others_change_what_shares_its_pages() {
+    let (_server, [url, _]) = serve(functions());
+    let heap = heap(&url, Plane::Page);
+    let mut random = seeded(4109);
+    let (mut lists, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..30 {
+        let mut made: Option<(FarBox<Node>, Model)> = None;
+        for _ in 0..20 {
+            others.push(heap.alloc([0u64; 20]).unwrap());
+            let (node, model) = made.take().map_or((None, None), |(node, model)| (Some(node), Some(Box::new(model))));
+            let (number, payload, mark) = (random.u64(..), [0; PAYLOAD], 'x');
+            let node = Node { number, payload, mark, is_even: false, owned: [node, None], label: None };
+            let model = Model { number, payload, mark, is_even: false, owned: [model, None], label: None };
+            made = Some((heap.alloc(node).unwrap(), model));
+        }
+        lists.extend(made);
+    }
+    let (is_over, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|threads| {
+        let (is_over, changes) = (&is_over, &changes);
+        let changing = threads.spawn(move || {
+            let mut random = Rng::with_seed(5);
+            let mut counts = vec![0u64; others.len()];
+            while !is_over.load(Ordering::Relaxed) {
+                let index = random.usize(..others.len());
+                others[index].write(|other| other.iter_mut().for_each(|word| *word += 1)).unwrap();
+                counts[index] += 1;
+                changes.fetch_add(1, Ordering::Relaxed);
+            }
+            (others, counts)
+        });
+        wait_until("the other thread changes values", || changes.load(Ordering::Relaxed) > 100);
+        let mut answers = [0; 3];
+        for turn in 0..150 {
+            let list = random.usize(..lists.len());
+            let (root, model) = &mut lists[list];
+            let trips = trips(&mut random, 0, 2, 20);
+            let place = PLACES[turn % 3];
+            let call = heap.call_mut::<Work>(root, (trips.clone(), Ending::Well)).at(place);
+            let call = if place == Where::Server { call.within(Duration::from_millis(100)) } else { call };
+            match call.run() {
+                Ok(answer) => assert_eq!(answer, model.work(&trips), "{place:?}"),
+                // The other thread may change a page again before it is met.
+                Err(
+                    OffloadError::Far(FarError::Stalled { .. })
+                    | OffloadError::Call(CallError::TimedOut { .. } | CallError::NotNow),
+                ) if place == Where::Server => continue,
+                Err(error) => panic!("{place:?}: {error:?}"),
+            }
+            answers[turn % 3] += 1;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let (others, counts) = changing.join().unwrap();
+        assert_eq!((answers[0], answers[2]), (50, 50), "client and auto always answer");
+        for (other, count) in others.iter().zip(counts) {
+            assert_eq!(other.read(|other| *other).unwrap(), [count; 20]);
+        }
+    });
+    for (root, model) in lists {
+        assert!(heap.call::<Collect>(&root, ()).at(Where::Client).run().unwrap() == model.collect());
+        take_apart((root, model));
+    }
+    heap.verify();
 }
 
 /// Changes its root, and waits at the server until it is told to go on.

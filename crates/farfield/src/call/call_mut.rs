@@ -123,6 +123,10 @@ fn finish<F: FarFunctionMut>(
             unsafe { apply(core, &pointers, &list.changes)? };
             Ok(answer)
         }
+        // As many as the call allows, but more than an answer of a server has room for.
+        Changed::Stopped(ChangeStop::TooMany { bytes }) if bytes <= limits.bytes_max => {
+            Err(CallError::AnswerTooLong.into())
+        }
         Changed::Stopped(ChangeStop::TooMany { bytes }) => {
             Err(OffloadError::TooManyChanges { bytes, most: limits.bytes_max })
         }

@@ -11,6 +11,7 @@ use core::future::{Future, poll_fn};
 use core::marker::PhantomData;
 use core::pin::pin;
 use core::task::Poll;
+use farfield_core::wire::CallBody;
 use farfield_wic::Fault;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -130,7 +131,12 @@ impl<F: FarFunctionMut> FarFunction for Changing<F> {
         root: FarRef<'_, Changeable<F::Root>>,
         call: ChangingArgument<F::Argument>,
     ) -> Result<Changed<F::Answer>, Fault> {
-        let place = OverlayPlace::new::<F::Root>(far, call.limits);
+        let mut limits = call.limits;
+        if !root.is_here {
+            // More would not be answered. So a caller cannot have a server keep more, either.
+            limits.bytes_max = limits.bytes_max.min(CallBody::ANSWER_BYTES_MAX);
+        }
+        let place = OverlayPlace::new::<F::Root>(far, limits);
         let ended = {
             let mut function = pin!(F::run(&place, FarMut(root), call.argument));
             poll_fn(|context| {

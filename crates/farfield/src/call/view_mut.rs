@@ -93,9 +93,24 @@ pub unsafe trait FarViewMut: FarView {
     #[doc(hidden)]
     fn encode(view: &Self::ViewMut<'_>, bytes: &mut [u8]);
 
+    /// Writes the fields of an array's views to their places in its bytes.
+    #[doc(hidden)]
+    fn encode_array<const N: usize>(views: &[Self::ViewMut<'_>; N], bytes: &mut [u8]) {
+        bytes.chunks_exact_mut(size_of::<Self>().max(1)).zip(views).for_each(|(bytes, view)| Self::encode(view, bytes));
+    }
+
     /// Returns this view with the plain fields of these bytes; `None` if no value has them.
     #[doc(hidden)]
     fn patched<'f>(view: &Self::ViewMut<'f>, bytes: &[u8]) -> Option<Self::ViewMut<'f>>;
+
+    /// Returns these views of an array with the plain fields of these bytes.
+    #[doc(hidden)]
+    fn patched_array<'f, const N: usize>(
+        views: &[Self::ViewMut<'f>; N],
+        bytes: &[u8],
+    ) -> Option<[Self::ViewMut<'f>; N]> {
+        all_of(core::array::from_fn(|index| Self::patched(&views[index], element::<Self>(bytes, index)?)))
+    }
 
     /// Adds the fields of a value that begins at this offset.
     #[doc(hidden)]
@@ -330,6 +345,21 @@ macro_rules! numbers {
                 Self::decode_mut(bytes)
             }
 
+            // In one loop, as above.
+            #[inline]
+            fn encode_array<const N: usize>(views: &[Self::ViewMut<'_>; N], bytes: &mut [u8]) {
+                let (numbers, _) = bytes.as_chunks_mut();
+                numbers.iter_mut().zip(views).for_each(|(into, view)| *into = view.to_ne_bytes());
+            }
+
+            #[inline]
+            fn patched_array<'f, const N: usize>(
+                _: &[Self::ViewMut<'f>; N],
+                bytes: &[u8],
+            ) -> Option<[Self::ViewMut<'f>; N]> {
+                Self::decode_array_mut(bytes)
+            }
+
             #[inline]
             fn describe(at: usize, fields: &mut ViewFields) {
                 fields.add(at, size_of::<$number>(), FieldKind::Number);
@@ -413,11 +443,11 @@ unsafe impl<T: FarViewMut, const N: usize> FarViewMut for [T; N] {
     }
 
     fn encode(view: &[T::ViewMut<'_>; N], bytes: &mut [u8]) {
-        bytes.chunks_exact_mut(size_of::<T>().max(1)).zip(view).for_each(|(bytes, element)| T::encode(element, bytes));
+        T::encode_array(view, bytes);
     }
 
     fn patched<'f>(view: &Self::ViewMut<'f>, bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
-        all_of(core::array::from_fn(|index| T::patched(&view[index], element::<T>(bytes, index)?)))
+        T::patched_array(view, bytes)
     }
 
     fn describe(at: usize, fields: &mut ViewFields) {

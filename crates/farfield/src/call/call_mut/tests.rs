@@ -337,7 +337,7 @@ fn limits(heap: &Heap) -> OverlayLimits {
     OverlayLimits { bytes_max: 1 << 15, first_handle: u64::from(core.first_page + core.pages) }
 }
 
-/// What the function answers over these bytes of the region.
+/// What [`Mix`] answers over these bytes of the region.
 fn over_bytes(
     heap: &Heap,
     seed: u64,
@@ -345,15 +345,43 @@ fn over_bytes(
     root: &mut FarBox<Everything>,
     changed: Vec<u32>,
 ) -> FarAnswer<Changed<u32>> {
-    let core = heap.core();
-    let root = FarMut::of_root(root).0;
-    let call = FarArgument {
-        span: FarSpan { first: core.first_page, pages: core.pages, numbers: core.numbers(), changed },
-        layouts: ViewTypes::of::<Changeable<Everything>>().layouts().to_vec(),
-        root: (root.place, root.number.get()),
-        argument: ChangingArgument { limits: limits(heap), argument: b'q' },
-    };
+    let call = argument::<Mix>(heap, root, b'q', changed);
     Sim::new(seed, bytes).run_one::<AtServerMut<Mix>>(call).unwrap()
+}
+
+/// What goes to a server for a call of the function.
+fn argument<F: FarFunctionMut>(
+    heap: &Heap,
+    root: &mut FarBox<F::Root>,
+    argument: F::Argument,
+    changed: Vec<u32>,
+) -> FarArgument<ChangingArgument<F::Argument>>
+where
+    F::Root: Send,
+{
+    let (core, root) = (heap.core(), FarMut::of_root(root).0);
+    FarArgument {
+        span: FarSpan { first: core.first_page, pages: core.pages, numbers: core.numbers(), changed },
+        layouts: ViewTypes::of::<Changeable<F::Root>>().layouts().to_vec(),
+        root: (root.place, root.number.get()),
+        argument: ChangingArgument { limits: limits(heap), argument },
+    }
+}
+
+#[test]
+fn a_server_keeps_no_more_changes_than_it_can_answer_with_whatever_callers_allow() {
+    let heap = builder(2 << 20).build().unwrap();
+    let mut first = list(&heap, 3000);
+    let mut call = argument::<Add>(&heap, &mut first, (1, End::Well), Vec::new());
+    call.argument.limits.bytes_max = usize::MAX;
+    let answer = Sim::new(1, region(&heap)).steps(1 << 20).run_one::<AtServerMut<Add>>(call).unwrap();
+    let FarAnswer::Done(Changed::Stopped(stop)) = answer else { panic!("{answer:?}") };
+    let ChangeStop::TooMany { bytes } = stop else { panic!("{stop:?}") };
+    assert!((1 << 16..(1 << 16) + 100).contains(&bytes), "{bytes}");
+    let limits = OverlayLimits { bytes_max: 1 << 20, ..limits(&heap) };
+    let ended = finish::<Add>(heap.core(), limits, Changed::Stopped(stop), Side::Server);
+    assert_eq!(ended, Err(CallError::AnswerTooLong.into()));
+    drop_list(first);
 }
 
 #[test]
