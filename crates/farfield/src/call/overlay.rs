@@ -259,7 +259,7 @@ mod tests {
         (Overlay::new(OverlayLimits { bytes_max, first_handle: PAGES }), OwnedTypes::of::<Leaf>())
     }
 
-    fn bytes() -> Vec<u8> {
+    fn bytes_of_leaf() -> Vec<u8> {
         let mut bytes = vec![0; size_of::<Leaf>()];
         bytes[offset_of!(Leaf, mark)..][..4].copy_from_slice(&u32::from('x').to_ne_bytes());
         bytes[offset_of!(Leaf, next)..][..8].copy_from_slice(&[5, 9, 9, 9, 7, 0, 0, 0]);
@@ -273,7 +273,7 @@ mod tests {
             let (mut overlay, types) = overlay(1 << 20);
             let owned = types.get(0).unwrap();
             let plain: Vec<_> = owned.fields.iter().filter(|field| field.kind != FieldKind::Owner).collect();
-            let olds: Vec<Vec<u8>> = (0..6).map(|_| bytes()).collect();
+            let olds: Vec<Vec<u8>> = (0..6).map(|_| bytes_of_leaf()).collect();
             let mut news = olds.clone();
             for _ in 0..random.usize(..40) {
                 let value = random.usize(..6);
@@ -315,9 +315,9 @@ mod tests {
         let fields = &types.get(0).unwrap().fields;
         let next = offset_of!(Leaf, next);
         let mut store = |at: usize, byte: u8| {
-            let mut new = bytes();
+            let mut new = bytes_of_leaf();
             new[next + at] = byte;
-            overlay.store((0, 1), (0, fields), &bytes(), &new)
+            overlay.store((0, 1), (0, fields), &bytes_of_leaf(), &new)
         };
         // The frame is a guess.
         assert_eq!(store(1, 3), Ok(()));
@@ -329,7 +329,7 @@ mod tests {
         // A handle has no card.
         let (mut overlay, _) = self::overlay(1 << 20);
         let with = |place: u8| {
-            let mut bytes = bytes();
+            let mut bytes = bytes_of_leaf();
             bytes[next..next + 8].copy_from_slice(&[place, 0, 0, 0, 0, 0, 1, 0]);
             bytes
         };
@@ -340,15 +340,52 @@ mod tests {
     fn a_limit_is_kept_and_what_is_taken_back_counts_no_more() {
         let (mut overlay, types) = overlay(100);
         let fields = &types.get(0).unwrap().fields;
-        let mut new = bytes();
+        let mut new = bytes_of_leaf();
         new[offset_of!(Leaf, wide)..][..8].fill(1);
         for card in 0..3 {
-            assert_eq!(overlay.store((card, 1), (0, fields), &bytes(), &new), Ok(()));
+            assert_eq!(overlay.store((card, 1), (0, fields), &bytes_of_leaf(), &new), Ok(()));
         }
-        assert_eq!(overlay.store((3, 1), (0, fields), &bytes(), &new), Err(ChangeStop::TooMany { bytes: 128 }));
-        assert_eq!(overlay.store((1, 1), (0, fields), &bytes(), &bytes()), Ok(()));
-        assert_eq!(overlay.store((3, 1), (0, fields), &bytes(), &new), Ok(()));
+        assert_eq!(overlay.store((3, 1), (0, fields), &bytes_of_leaf(), &new), Err(ChangeStop::TooMany { bytes: 128 }));
+        assert_eq!(overlay.store((1, 1), (0, fields), &bytes_of_leaf(), &bytes_of_leaf()), Ok(()));
+        assert_eq!(overlay.store((3, 1), (0, fields), &bytes_of_leaf(), &new), Ok(()));
         assert_eq!(overlay.into_list().changes.len(), 3);
+    }
+
+    #[test]
+    fn whatever_a_list_says_it_touches_plain_fields_only_and_leaves_values() {
+        let (_, types) = overlay(0);
+        let limits = OverlayLimits { bytes_max: 1 << 20, first_handle: PAGES };
+        let fields = &types.get(0).unwrap().fields;
+        let is_plain = |at: usize| {
+            let is_in = |field: &&ViewField| (field.at..field.at + field.len).contains(&at);
+            fields.iter().find(is_in).is_some_and(|field| field.kind != FieldKind::Owner)
+        };
+        let (mut random, mut accepted) = (fastrand::Rng::with_seed(42), 0);
+        for _ in 0..20_000 {
+            let at = random.usize(..size_of::<Leaf>() + 3);
+            let bytes: Vec<u8> = (0..random.usize(..6)).map(|_| random.choice([0, 1, 2, 255]).unwrap()).collect();
+            let (type_index, slot) = (random.usize(..5) / 4, (random.u32(..), random.u32(..)));
+            let runs = vec![ByteRun { at, bytes }];
+            let list = ChangeList::new(vec![ValueChange { slot, type_index, runs }]);
+            // As it comes, and as it comes with a bit that is wrong.
+            let mut encoded = postcard::to_allocvec(&list).unwrap();
+            let decoded: ChangeList = postcard::from_bytes(&encoded).unwrap();
+            let bit = random.usize(..8 * encoded.len());
+            encoded[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(damaged) = postcard::from_bytes::<ChangeList>(&encoded) {
+                assert!(damaged.check(&types, limits).is_err(), "bit {bit} of {list:?}");
+            }
+            if decoded.check(&types, limits).is_err() {
+                continue;
+            }
+            accepted += 1;
+            let run = &decoded.changes[0].runs[0];
+            assert!((run.at..run.at + run.bytes.len()).all(is_plain), "{run:?}");
+            let mut value = bytes_of_leaf();
+            value[run.at..][..run.bytes.len()].copy_from_slice(&run.bytes);
+            assert!(Leaf::decode_mut(&value).is_some(), "{run:?}");
+        }
+        assert!((1000..19_000).contains(&accepted), "{accepted}");
     }
 
     #[test]

@@ -415,6 +415,33 @@ fn fields_of_all_kinds_change_alike_in_the_heap_and_over_its_bytes() {
 type Forgery<'a> = &'a dyn Fn(&mut Vec<ValueChange>);
 
 #[test]
+fn random_bytes_end_a_function_that_changes_them_in_time() {
+    let heap = builder(2 << 20).build().unwrap();
+    let shared = shared(&heap);
+    let mut root = everything(&heap, 6, &shared);
+    let (bytes, first) = (region(&heap), heap.core().first_page);
+    let mut random = fastrand::Rng::with_seed(12);
+    let mut ends = [0; 2];
+    for seed in 0..200 {
+        let mut bytes = bytes.clone();
+        for _ in 0..random.usize(..40) {
+            let at = random.usize(..bytes.len() / 8) * 8;
+            // Numbers, and pointers that lead somewhere.
+            bytes[at..at + 4].copy_from_slice(&random.u32(..).to_ne_bytes());
+            let word = if random.bool() { random.u32(..) } else { first + random.u32(..(bytes.len() >> 12) as u32) };
+            bytes[at + 4..at + 8].copy_from_slice(&word.to_ne_bytes());
+        }
+        let call = argument::<Mix>(&heap, &mut root, b'q', Vec::new());
+        let ended = Sim::new(seed, bytes).steps(10_000).run_one::<AtServerMut<Mix>>(call);
+        let has_changes = matches!(ended, Ok(FarAnswer::Done(Changed::Done(..))));
+        ends[usize::from(has_changes)] += 1;
+    }
+    assert!(ends.iter().all(|count| *count > 0), "with changes and without: {ends:?}");
+    drop((root, shared));
+    heap.verify();
+}
+
+#[test]
 fn a_server_that_names_what_no_function_changes_changes_nothing() {
     let heap = builder(2 << 20).patience(Duration::from_millis(200)).build().unwrap();
     let shared = shared(&heap);
