@@ -15,6 +15,7 @@
 //! - `switch.rs`: do they go on while their pool is exchanged?
 //! - `offload.rs`: are numbers added up where they are, and rightly?
 //! - `calls.rs`: do functions over far pointers answer alike in the heap and at the server?
+//! - `calls_mut.rs`: do functions that change values change the same at both, and all of it or nothing?
 //! - `own_collections.rs`: does a collection of a user's own do so, on public API alone?
 //! - `flat_maps.rs`: are keys found in far pages there, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?

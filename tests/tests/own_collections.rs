@@ -3,12 +3,12 @@
 //! Danger: the guide's example is wrong; totals that a change leaves behind; a range whose answer depends on the place. `FARFIELD_SEED` repeats
 //! the choices.
 
-use farfield::{AtServer, CallError, Heap, OffloadError, Plane, Where};
+use farfield::{AtServer, AtServerMut, CallError, Heap, OffloadError, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, Scratch, seeded, tier};
 use farfield_wic::Registry;
 use fastrand::Rng;
-use skip_list::{RangeTotals, SkipList, Totals};
+use skip_list::{RangeTotals, Replace, SkipList, Totals};
 use std::collections::BTreeMap;
 
 fn heap(url: &str, plane: Plane) -> Heap {
@@ -17,7 +17,7 @@ fn heap(url: &str, plane: Plane) -> Heap {
 }
 
 fn server() -> Server {
-    let functions = Registry::standard().with::<AtServer<RangeTotals>>();
+    let functions = Registry::standard().with::<AtServer<RangeTotals>>().with::<AtServerMut<Replace>>();
     let listen = vec!["tcp://127.0.0.1:0".parse().unwrap()];
     Server::start(Config { listen, functions, ..Config::default() }).unwrap()
 }
@@ -62,6 +62,21 @@ fn range_sums_of_a_skip_list_of_ones_own_are_right_at_each_place() {
                         assert_eq!(answer, Err(OffloadError::Movable), "only the heap finds a value that moves");
                     } else if plane == Plane::Page || at != Where::Server {
                         assert_eq!(answer, Ok(expected), "{plane:?}, round {round}, {from}..{to}, {at:?}");
+                    }
+                }
+            }
+            // Values of keys that are there, and of some that are not.
+            let keys: Vec<u64> = twin.keys().copied().step_by(499).collect();
+            for (index, key) in keys.into_iter().chain([0, u64::MAX, random.u64(..)]).enumerate() {
+                let (value, at) = (random.i64(..), [Where::Client, Where::Server, Where::Auto][index % 3]);
+                let before = twin.get(&key).copied();
+                match list.replace(key, value, at) {
+                    Err(error) if at == Where::Server && plane != Plane::Page => {
+                        assert_eq!(error, OffloadError::Movable)
+                    }
+                    answer => {
+                        assert_eq!(answer, Ok(before), "{plane:?}, round {round}, {at:?}");
+                        twin.entry(key).and_modify(|present| *present = value);
                     }
                 }
             }

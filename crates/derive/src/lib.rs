@@ -6,6 +6,7 @@ use syn::{DeriveInput, Error, parse_macro_input};
 mod far;
 mod far_object;
 mod far_view;
+mod far_view_mut;
 
 /// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
 /// fields.
@@ -35,4 +36,12 @@ pub fn derive_far_group(input: TokenStream) -> TokenStream {
 pub fn derive_far_view(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
     far_view::expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// Implements `FarViewMut` of `farfield` for a struct that is `FarView`, and whose plain fields a function may
+/// change.
+#[proc_macro_derive(FarViewMut)]
+pub fn derive_far_view_mut(input: TokenStream) -> TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    far_view_mut::expand(&input).unwrap_or_else(Error::into_compile_error).into()
 }

@@ -47,7 +47,10 @@ pub mod task;
 mod test_budget;
 
 pub use bytemuck::Pod;
-pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
+pub use call::{
+    AtServer, AtServerMut, FarFunction, FarFunctionMut, FarMut, FarPlace, FarPlaceMut, FarRef, FarView, FarViewMut,
+    HeapCall, HeapCallMut, view,
+};
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
     FarString, FarVec, Index, PrefetchMode,
@@ -57,7 +60,7 @@ pub use error::{AllocError, BuildError, FarError};
 pub use facade::Heap;
 pub use farfield_core::heap::Hotness;
 pub use farfield_core::policy::call_placement::{CallPlacementDecision, Side};
-pub use farfield_derive::FarView;
+pub use farfield_derive::{FarView, FarViewMut};
 pub use farfield_pool::{Health, OpenError, PoolError, SwitchError, SwitchProgress};
 pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{FarRange, PoolSwitch, Scope};

@@ -54,6 +54,30 @@ pub enum OffloadError {
         /// Offset of the first byte in the region.
         offset: u64,
     },
+    /// The function has stored more than its changes may count for ([`HeapCallMut::changes`]).
+    /// Nothing has changed.
+    ///
+    /// [`HeapCallMut::changes`]: crate::HeapCallMut::changes
+    #[error("the changes of the function count for {bytes} bytes and may count for {most}: allow more with `changes`")]
+    TooManyChanges {
+        /// Bytes for which the changes count, the last one included.
+        bytes: usize,
+        /// Most bytes for which they may count.
+        most: usize,
+    },
+    /// The function has stored another far pointer in a value than the value has. Nothing has
+    /// changed.
+    #[error(
+        "the function has stored another far pointer in a value of the type {name}: functions change plain fields, and \
+         leave owners as they are"
+    )]
+    OwnerChanged {
+        /// Name of the value's type.
+        name: &'static str,
+    },
+    /// A memory server has answered with changes that no function makes. Nothing has changed.
+    #[error("the memory server has answered with changes that cannot be: {0}")]
+    WrongChanges(&'static str),
     /// There are more different values than the answer may have.
     #[error("the column has more than {most} distinct values: ask for fewer rows, or raise the limit")]
     TooMany {

@@ -4,7 +4,9 @@
 //! assembly block that makes ordinary bytes of those (`launder` in the evictor).
 
 use farfield::task::Executor;
-use farfield::{Change, FarBox, FarMap, FarVec, Heap, Plane, Scope};
+use farfield::{
+    Change, FarBox, FarFunctionMut, FarMap, FarMut, FarPlaceMut, FarVec, FarView, FarViewMut, Fault, Heap, Plane, Scope,
+};
 use std::time::Duration;
 
 struct Pair([FarBox<[u64; 2]>; 2]);
@@ -222,4 +224,62 @@ fn user_code(heap: &Heap) {
 #[test]
 fn user_code_on_the_scope_of_an_operation() {
     [Plane::Page, Plane::Object].map(heap_of).iter().for_each(user_code);
+}
+
+#[derive(FarView, FarViewMut)]
+struct Link {
+    numbers: [u32; 2],
+    next: Option<FarBox<Link>>,
+}
+
+/// Adds to all numbers of a chain, twice, and answers with their sum in between.
+struct Add;
+
+impl FarFunctionMut for Add {
+    const NAME: &'static str = "miri.add";
+    const VERSION: u32 = 1;
+    type Root = Link;
+    type Argument = u32;
+    type Answer = u32;
+
+    async fn run<P: FarPlaceMut>(far: &P, first: FarMut<'_, Link>, more: u32) -> Result<u32, Fault> {
+        let (mut next, mut sum) = (Some(first), 0);
+        while let Some(pointer) = next {
+            far.change(pointer, |link| link.numbers[0] += more).await?;
+            let mut link = far.follow_mut(pointer).await?;
+            sum += link.numbers[0];
+            link.numbers[1] += more;
+            far.store(pointer, link).await?;
+            next = link.next;
+        }
+        Ok(sum)
+    }
+}
+
+#[test]
+fn a_call_that_changes_values() {
+    for plane in [Plane::Page, Plane::Object, Plane::Hybrid] {
+        let near = if cfg!(miri) { 1 << 18 } else { 1 << 20 };
+        let builder = Heap::builder().near(near).near_max(near).far(1).plane(plane);
+        let heap = builder.patience(Duration::from_secs(3600)).build().unwrap();
+        let mut chain = heap.alloc(Link { numbers: [1, 1], next: None }).unwrap();
+        for number in 2..6 {
+            chain = heap.alloc(Link { numbers: [number; 2], next: Some(chain) }).unwrap();
+        }
+        assert_eq!(heap.call_mut::<Add>(&mut chain, 10).run(), Ok(65));
+        let few = heap.call_mut::<Add>(&mut chain, 10).changes(100).run();
+        assert!(few.is_err(), "{few:?}");
+        assert_eq!(heap.call_mut::<Add>(&mut chain, 0).run(), Ok(65));
+        let scope = heap.enter();
+        let (mut next, mut number) = (Some(&chain), 15);
+        while let Some(link) = next {
+            let link = link.get(&scope).unwrap();
+            assert_eq!(link.numbers, [number; 2]);
+            (next, number) = (link.next.as_ref(), number - 1);
+        }
+        assert_eq!(number, 10);
+        drop(scope);
+        drop(chain);
+        heap.verify();
+    }
 }

@@ -1,14 +1,18 @@
-//! Accounts whose history is in far memory, and a function that computes a balance beside it.
+//! Accounts whose history is in far memory, with functions that compute a balance beside it and change
+//! entries of a day.
 //!
 //! The program (`main.rs`) links this crate. The memory server loads it:
 //! `farfield serve --functions target/release/libledger.so`.
 
-use farfield::{AtServer, FarBox, FarFunction, FarPlace, FarRef, FarView, Fault};
+use farfield::{
+    AtServer, AtServerMut, FarBox, FarFunction, FarFunctionMut, FarMut, FarPlace, FarPlaceMut, FarRef, FarView,
+    FarViewMut, Fault,
+};
 
-farfield_plugin::export!(AtServer<Balance>);
+farfield_plugin::export!(AtServer<Balance>, AtServerMut<Charge>);
 
 /// An entry of an account, which owns the ones before it.
-#[derive(FarView)]
+#[derive(FarView, FarViewMut)]
 pub struct Entry {
     /// Day of the entry.
     pub day: u32,
@@ -38,5 +42,34 @@ impl FarFunction for Balance {
             next = entry.before;
         }
         Ok(sum)
+    }
+}
+
+/// Charges a fee for each entry of some days, which it adds to the entry's amount. Returns how many
+/// there are.
+pub struct Charge;
+
+impl FarFunctionMut for Charge {
+    const NAME: &'static str = "ledger.charge";
+    const VERSION: u32 = 1;
+    type Root = Entry;
+    type Argument = (std::ops::Range<u32>, i64);
+    type Answer = u32;
+
+    async fn run<P: FarPlaceMut>(
+        far: &P,
+        newest: FarMut<'_, Entry>,
+        (days, fee): (std::ops::Range<u32>, i64),
+    ) -> Result<u32, Fault> {
+        let (mut next, mut count) = (Some(newest), 0);
+        while let Some(pointer) = next {
+            let entry = far.follow_mut(pointer).await?;
+            if days.contains(&entry.day) {
+                far.change(pointer, |entry| entry.cents += fee).await?;
+                count += 1;
+            }
+            next = entry.before;
+        }
+        Ok(count)
     }
 }

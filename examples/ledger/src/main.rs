@@ -1,10 +1,11 @@
-//! Computes balances of an account in far memory, in this process and at the memory server.
+//! Computes balances of an account in far memory, in this process and at the memory server, and charges a
+//! fee there.
 //!
 //! `cargo run --release -p farfield-ledger -- tcp://127.0.0.1:7400`
 
 use anyhow::{Context, Result};
 use farfield::{FarBox, Heap, Where};
-use ledger::{Balance, Entry};
+use ledger::{Balance, Charge, Entry};
 use std::time::Instant;
 
 const DAYS: u32 = 2_000;
@@ -33,5 +34,8 @@ fn main() -> Result<()> {
             cents % 100
         );
     }
+    let began = Instant::now();
+    let count = heap.call_mut::<Charge>(&mut account, (DAYS / 2..DAYS / 2 + 100, -5)).at(Where::Server).run()?;
+    println!("charged {count} entries at the memory server in {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     Ok(())
 }

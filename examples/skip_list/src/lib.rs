@@ -1,18 +1,19 @@
-//! A far collection of one's own: a skip list (Pugh 1990) whose range sums are computed beside it.
+//! A far collection of one's own: a skip list (Pugh 1990) whose range sums are computed beside it, and
+//! whose values are replaced there.
 //!
 //! It uses nothing but the public interface of `farfield`. The memory server loads this crate:
 //! `farfield serve --functions target/release/libskip_list.so`. The guide goes through it:
 //! `docs/guide/functions.md`.
 
 use farfield::{
-    AllocError, AtServer, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, OffloadError, Scope,
-    Where,
+    AllocError, AtServer, AtServerMut, FarBox, FarError, FarFunction, FarFunctionMut, FarMut, FarPlace, FarPlaceMut,
+    FarRef, FarView, FarViewMut, Fault, Heap, OffloadError, Scope, Where,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::ops::{Bound, RangeBounds};
 
-farfield_plugin::export!(AtServer<RangeTotals>);
+farfield_plugin::export!(AtServer<RangeTotals>, AtServerMut<Replace>);
 
 /// Levels of the list. With four nodes to one of the level above, they suffice for 16 million keys.
 const LEVELS: usize = 12;
@@ -21,7 +22,7 @@ const LEVELS: usize = 12;
 ///
 /// Each node has one owner: the node before it, or the node above it if it is the first one of an
 /// interval. So a level is cut into the intervals of the level above, and nothing is shared.
-#[derive(FarView)]
+#[derive(FarView, FarViewMut)]
 pub struct Node {
     key: u64,
     /// Number of keys in the interval.
@@ -91,6 +92,47 @@ async fn totals_before<P: FarPlace>(far: &P, head: FarRef<'_, Node>, key: u128) 
             // On the lowest level, an interval is one key.
             None => return Ok(totals.plus(Totals { count: node.count, sum: node.sum })),
         }
+    }
+}
+
+/// Replaces the value of a key that is there, at the client or at the memory server. Returns the one
+/// before.
+pub struct Replace;
+
+impl FarFunctionMut for Replace {
+    const NAME: &'static str = "skip_list.replace";
+    const VERSION: u32 = 1;
+    type Root = Node;
+    /// The key, and its new value.
+    type Argument = (u64, i64);
+    type Answer = Option<i64>;
+
+    async fn run<P: FarPlaceMut>(
+        far: &P,
+        head: FarMut<'_, Node>,
+        (key, value): (u64, i64),
+    ) -> Result<Option<i64>, Fault> {
+        // On each level, the node whose interval has the key.
+        let (mut path, mut pointer, mut is_head) = (Vec::with_capacity(LEVELS), head, true);
+        let old = loop {
+            let node = far.follow_mut(pointer).await?;
+            if let Some(next) = node.next
+                && far.follow_mut(next).await?.key <= key
+            {
+                (pointer, is_head) = (next, false);
+                continue;
+            }
+            path.push(pointer);
+            match node.down {
+                Some(down) => pointer = down,
+                None if is_head || node.key != key => return Ok(None),
+                None => break node.sum,
+            }
+        };
+        for pointer in path {
+            far.change(pointer, |node| node.sum = node.sum.wrapping_add(value.wrapping_sub(old))).await?;
+        }
+        Ok(Some(old))
     }
 }
 
@@ -179,6 +221,12 @@ impl<'h> SkipList<'h> {
             Bound::Unbounded => 1 << 64,
         };
         self.heap.call::<RangeTotals>(&self.head, (from, to)).at(at).run()
+    }
+
+    /// Replaces the value of a key at this place, and returns the one before; `None` if the key is not
+    /// there, and nothing changes. Fails as [`SkipList::range`] does, with nothing changed.
+    pub fn replace(&mut self, key: u64, value: i64, at: Where) -> Result<Option<i64>, OffloadError> {
+        self.heap.call_mut::<Replace>(&mut self.head, (key, value)).at(at).run()
     }
 
     /// Looks for a key. All nodes that a change of this key would meet are near afterwards, as long

@@ -11,21 +11,33 @@
 //! [`FarView`] have no interior mutability. So a page that is not changed when the call begins has
 //! the right bytes of these values until the end, whatever happens to other values in it.
 
+mod call_mut;
 mod function;
+mod function_mut;
+mod overlay;
 mod place;
+mod place_mut;
 #[cfg(test)]
 mod tests;
+mod view_mut;
 mod view_traits;
 
+pub use call_mut::HeapCallMut;
 pub use function::{AtServer, FarFunction};
+pub use function_mut::{AtServerMut, FarFunctionMut};
 pub use place::FarPlace;
+pub use place_mut::FarPlaceMut;
+pub use view_mut::{FarMut, FarViewMut};
 pub use view_traits::{FarRef, FarView};
 
 /// What the code of `#[derive(FarView)]` uses, and what travels with a call.
 #[doc(hidden)]
 pub mod view {
     pub use super::function::{FarAnswer, FarArgument};
+    pub use super::function_mut::{Changed, Changing, ChangingArgument};
+    pub use super::overlay::{ChangeList, ChangeStop, OverlayLimits, ValueChange};
     pub use super::place::{FarSpan, RegionStop};
+    pub use super::view_mut::{Changeable, FieldKind, OwnedTypes, ViewField, ViewFields};
     pub use super::view_traits::{Loan, ViewTypes, layout};
 }
 
@@ -112,11 +124,17 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     ///
     /// [`Heap::write_back`]: crate::Heap::write_back
     pub fn run(self) -> Result<F::Answer, OffloadError> {
+        self.run_with(|answer, _| Ok(answer))
+    }
+
+    /// Runs the function, and passes its answer to `finish`, with the side where it ran. That is part
+    /// of the call: if it fails, the answer counts as none.
+    fn run_with<R>(self, finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>) -> Result<R, OffloadError> {
         let began = Instant::now();
         match self.place {
-            Where::Client => self.run_at_client(began, &mut 0),
-            Where::Server => self.run_at_server(began, Effort::FULL),
-            _ => self.run_auto(began),
+            Where::Client => finish(self.run_at_client(began, &mut 0)?, Side::Client),
+            Where::Server => finish(self.run_at_server(began, Effort::FULL)?, Side::Server),
+            _ => self.run_auto(began, finish),
         }
     }
 
@@ -212,8 +230,13 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
 
     /// Runs the function where calls were faster lately, and at the client if the server has no
     /// answer.
-    fn run_auto(&self, began: Instant) -> Result<F::Answer, OffloadError> {
+    fn run_auto<R>(
+        &self,
+        began: Instant,
+        finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>,
+    ) -> Result<R, OffloadError> {
         let core = self.core;
+        let at_client = |steps: &mut u64| finish(self.run_at_client(began, steps)?, Side::Client);
         let nanos = || u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let side = match core.may_offload::<AtServer<F>>() {
             true => core.with_placement::<AtServer<F>, _>(|placement| placement.round(1).0),
@@ -221,12 +244,12 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         };
         let mut steps = 0;
         let (result, is_known) = match side {
-            Side::Client => (self.run_at_client(began, &mut steps), true),
-            Side::Server => match self.run_at_server(began, Effort::AUTO) {
+            Side::Client => (at_client(&mut steps), true),
+            Side::Server => match self.run_at_server(began, Effort::AUTO).and_then(|answer| finish(answer, side)) {
                 Ok(answer) => (Ok(answer), true),
                 // It only reads, so it can run again. What the server did for nothing counts as
                 // its time.
-                Err(_) => (self.run_at_client(began, &mut 0), core.may_offload::<AtServer<F>>()),
+                Err(_) => (at_client(&mut 0), core.may_offload::<AtServer<F>>()),
             },
         };
         core.with_placement::<AtServer<F>, _>(|placement| match &result {

@@ -150,7 +150,7 @@ impl<T: FarView> Debug for FarRef<'_, T> {
 }
 
 impl<'f, T: FarView> FarRef<'f, T> {
-    fn of(pointer: &Pointer, _: Loan<'f>) -> FarRef<'f, T> {
+    pub(super) fn of(pointer: &Pointer, _: Loan<'f>) -> FarRef<'f, T> {
         let (place, number) = pointer.halves();
         FarRef { place, number, is_here: true, points: PhantomData }
     }

@@ -8,7 +8,8 @@
 use super::memory::{ReservedArray, Zeroed};
 use crate::error::{BuildError, FarError};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farfield_core::heap::{Class, FreeRuns, SEGMENT_PAGES};
+use farfield_core::geometry::PAGE_SHIFT;
+use farfield_core::heap::{CARD_BYTES, Class, FreeRuns, SEGMENT_PAGES};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -316,6 +317,26 @@ impl Segments {
         let within = page - start;
         (within < head.extra.load(Ordering::Relaxed))
             .then(|| TransferUnit { page: start + within / pages * pages, pages })
+    }
+
+    /// Checks whether an object of so many bytes can begin at this page and card: whether the place
+    /// is one of objects of at least that size. Says nothing of whether one lives there.
+    pub(crate) fn has_room(&self, page: u32, card: u8, bytes: usize) -> bool {
+        let (id, within) = (page / SEGMENT_PAGES, page % SEGMENT_PAGES);
+        let head = &self.heads[id];
+        match head.kind.load(Ordering::Acquire) {
+            FREE | INSIDE | LOG => false,
+            RUN => {
+                within == 0 && card == 0 && bytes as u64 <= u64::from(head.extra.load(Ordering::Relaxed)) << PAGE_SHIFT
+            }
+            kind => {
+                let class = Class::from_index(usize::from(kind - CLASS));
+                let (unit_pages, cards) = (class.unit_pages(), (class.bytes() / CARD_BYTES) as u32);
+                let index = u32::from(card) / cards;
+                let is_begin = within.is_multiple_of(unit_pages) && u32::from(card) == index * cards;
+                is_begin && index < class.per_unit() && class.unit_of(within).is_some() && bytes <= class.bytes()
+            }
+        }
     }
 
     /// Checks whether an object lives in this unit. The caller owns the unit, so that its segment

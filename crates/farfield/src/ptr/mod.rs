@@ -7,6 +7,7 @@ mod far_weak;
 mod pinned;
 mod pointer;
 
+pub(crate) use batch_get::BatchGet;
 pub use batch_get::Batches;
 pub use far_arc::FarArc;
 pub use far_box::FarBox;

@@ -140,9 +140,13 @@ impl<'env> Executor<'env> {
     /// Makes an executor of this thread, for tasks that use this heap. They may use other heaps
     /// too, but far values there are polled for by a thread of that heap, which takes longer.
     pub fn new(heap: &'env Heap) -> Executor<'env> {
+        Executor::of(heap.core())
+    }
+
+    pub(crate) fn of(core: &'env HeapInner) -> Executor<'env> {
         let queue =
             RunQueue { woken: Mutex::default(), parked: AtomicBool::new(false), thread: std::thread::current() };
-        Executor { core: heap.core(), tasks: RefCell::default(), queue: Arc::new(queue), spawn_queue: Rc::default() }
+        Executor { core, tasks: RefCell::default(), queue: Arc::new(queue), spawn_queue: Rc::default() }
     }
 
     /// Makes a task; it begins when the executor runs.

@@ -1,0 +1,122 @@
+//! `#[derive(FarViewMut)]` of `farfield`: says where the fields of a type lie that a function may change.
+//!
+//! The derive emits the struct that a function changes a copy of, and how the bytes of a value are made
+//! of it. Each field is described by its own type; a type that has no description is refused by the
+//! compiler.
+
+use proc_macro2::TokenStream as Tokens;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam};
+
+pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
+    if let Some(param) = input.generics.params.first() {
+        let message = match param {
+            GenericParam::Lifetime(_) => "a far value outlives every borrow: it has no lifetimes",
+            _ => "a memory server reads types of one layout: they have no parameters",
+        };
+        return Err(Error::new_spanned(param, message));
+    }
+    let fields = match &input.data {
+        Data::Struct(data) => &data.fields,
+        Data::Enum(data) => {
+            let message = "a function changes fields, and an enum has others in each variant: use a struct with a tag";
+            return Err(Error::new_spanned(data.enum_token, message));
+        }
+        Data::Union(data) => {
+            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a pointer"));
+        }
+    };
+    let (name, view_name, visibility) = (&input.ident, format_ident!("{}ViewMut", input.ident), &input.vis);
+    let about =
+        format!("What a function may change of a [`{name}`]: its fields, with far pointers that stay as they are.");
+    let view_type = |ty| quote!(<#ty as ::farfield::FarViewMut>::ViewMut<'farfield>);
+    let members: Vec<_> = fields.members().collect();
+    let types: Vec<_> = fields.iter().map(|field| &field.ty).collect();
+    let views = fields.iter().map(|field| {
+        let (visibility, ty) = (&field.vis, view_type(&field.ty));
+        match &field.ident {
+            Some(name) => quote!(#visibility #name: #ty),
+            None => quote!(#visibility #ty),
+        }
+    });
+    if fields.is_empty() {
+        return Err(Error::new_spanned(name, "a function changes fields, and this type has none"));
+    }
+    let (view_fields, semicolon) = match fields {
+        Fields::Named(_) => (quote!({ #(#views),* }), quote!()),
+        _ => (quote!((#(#views),*)), quote!(;)),
+    };
+    // The bytes of each field, out of those of a value.
+    let bytes: Vec<_> = members
+        .iter()
+        .zip(&types)
+        .map(|(member, ty)| {
+            quote!({
+                let at = ::core::mem::offset_of!(Self, #member);
+                farfield_bytes.get(at..at + ::core::mem::size_of::<#ty>())?
+            })
+        })
+        .collect();
+    Ok(quote! {
+        #[doc = #about]
+        #[derive(Clone, Copy, Debug)]
+        #[allow(dead_code, missing_docs)]
+        #visibility struct #view_name<'farfield> #view_fields #semicolon
+
+        // SAFETY: each field is `FarViewMut`, and is described, encoded and patched by its own type, at its own place.
+        unsafe impl ::farfield::FarViewMut for #name {
+            type ViewMut<'farfield> = #view_name<'farfield>;
+
+            #[inline]
+            fn view_mut<'farfield>(
+                &self,
+                farfield_loan: ::farfield::view::Loan<'farfield>,
+            ) -> #view_name<'farfield> {
+                // A macro that has changed the type since is refused: all its fields are named here.
+                let _ = |Self { #(#members: _),* }: &Self| ();
+                #view_name {
+                    #(#members: <#types as ::farfield::FarViewMut>::view_mut(&self.#members, farfield_loan),)*
+                }
+            }
+
+            #[inline]
+            fn decode_mut<'farfield>(farfield_bytes: &[u8]) -> ::core::option::Option<Self::ViewMut<'farfield>> {
+                ::core::option::Option::Some(#view_name {
+                    #(#members: <#types as ::farfield::FarViewMut>::decode_mut(#bytes)?,)*
+                })
+            }
+
+            #[inline]
+            fn encode(farfield_view: &#view_name<'_>, farfield_bytes: &mut [u8]) {
+                #({
+                    let at = ::core::mem::offset_of!(Self, #members);
+                    let field = &mut farfield_bytes[at..at + ::core::mem::size_of::<#types>()];
+                    <#types as ::farfield::FarViewMut>::encode(&farfield_view.#members, field);
+                })*
+            }
+
+            #[inline]
+            fn patched<'farfield>(
+                farfield_view: &Self::ViewMut<'farfield>,
+                farfield_bytes: &[u8],
+            ) -> ::core::option::Option<Self::ViewMut<'farfield>> {
+                ::core::option::Option::Some(#view_name {
+                    #(#members: <#types as ::farfield::FarViewMut>::patched(&farfield_view.#members, #bytes)?,)*
+                })
+            }
+
+            fn describe(farfield_at: usize, farfield_fields: &mut ::farfield::view::ViewFields) {
+                #(
+                    <#types as ::farfield::FarViewMut>::describe(
+                        farfield_at + ::core::mem::offset_of!(Self, #members),
+                        farfield_fields,
+                    );
+                )*
+            }
+
+            fn add_owned(farfield_types: &mut ::farfield::view::OwnedTypes) {
+                #(<#types as ::farfield::FarViewMut>::add_owned(farfield_types);)*
+            }
+        }
+    })
+}
