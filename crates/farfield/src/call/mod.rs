@@ -15,6 +15,9 @@ mod function;
 mod place;
 #[cfg(test)]
 mod tests;
+mod view_options;
+#[cfg(test)]
+mod view_tests;
 mod view_traits;
 
 pub use function::{AtServer, FarFunction};

@@ -12,12 +12,14 @@ use core::marker::PhantomData;
 use core::num::NonZeroU32;
 
 /// A type whose values a [`FarFunction`](crate::FarFunction) can read, at the client and at a memory
-/// server: plain numbers and far pointers. `#[derive(FarView)]` implements it for a struct.
+/// server: plain values and far pointers. `#[derive(FarView)]` implements it for structs, and for
+/// enums with a primitive representation.
 ///
-/// Fields can be integers, floating-point numbers, `bool`, `char`, [`FarBox`] and [`FarArc`] of a
-/// type that is `FarView` too, or an `Option` of those pointers, other structs with this derive, and
-/// arrays of all these. For a struct `Node`, the derive makes a struct `NodeView` with the same fields, in
-/// which each pointer is a [`FarRef`]. A function gets that one.
+/// Fields can be integers, floating-point numbers, `bool`, `char`, and `Option`s of these; [`FarBox`]
+/// and [`FarArc`] of a type that is `FarView` too, or an `Option` of those pointers; other types with
+/// this derive; arrays of all these, and tuples of up to four. For a type `Node`, the derive makes a
+/// type `NodeView` with the same fields or variants, in which each pointer is a [`FarRef`]. A function
+/// gets that one.
 ///
 /// ```
 /// use farfield::{FarBox, FarView};
@@ -27,6 +29,25 @@ use core::num::NonZeroU32;
 ///     key: u64,
 ///     weights: [f32; 4],
 ///     next: Option<FarBox<Node>>,
+/// }
+///
+/// #[derive(FarView)]
+/// #[repr(u8)]
+/// enum Event {
+///     Opened { at: u64 },
+///     Moved(FarBox<Node>, Option<f64>),
+///     Closed = 9,
+/// }
+/// ```
+///
+/// The tag of an enum is compared with those of its variants where bytes are read. Where Rust does
+/// not say where the tag lies, a server cannot do that:
+///
+/// ```compile_fail
+/// #[derive(farfield::FarView)]
+/// enum Event {
+///     Opened { at: u64 }, // error: give it a tag with #[repr(u8)]
+///     Closed,
 /// }
 /// ```
 ///
@@ -44,6 +65,36 @@ use core::num::NonZeroU32;
 /// struct Borrowing<'a> {
 ///     name: &'a u64, // error: a far value outlives every borrow
 /// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Named {
+///     name: &'static str, // error: the trait bound `&'static str: FarView` is not satisfied
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// #[repr(u8)]
+/// enum Name {
+///     None,
+///     Some(Option<String>), // error: the trait bound `Option<String>: FarView` is not satisfied
+/// }
+/// ```
+///
+/// Addresses of code and of data are those of one process:
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Callback {
+///     call: fn(u64) -> u64, // error: the trait bound `fn(u64) -> u64: FarView` is not satisfied
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Raw(*const u64); // error: the trait bound `*const u64: FarView` is not satisfied
 /// ```
 ///
 /// ```compile_fail,E0277
@@ -67,13 +118,25 @@ use core::num::NonZeroU32;
 /// }
 /// ```
 ///
+/// ```compile_fail,E0119
+/// #[derive(farfield::FarView)]
+/// #[repr(u8)]
+/// enum Handle {
+///     Open(i32),
+/// }
+///
+/// impl Drop for Handle {
+///     fn drop(&mut self) {} // error: conflicting implementations of trait `HasNoDestructor`
+/// }
+/// ```
+///
 /// # Safety
 /// As long as a value is shared, none of its bytes changes except those that say where a far
 /// pointer's value was last seen. `decode` reads exactly the bytes of a value.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read at a memory server",
-    note = "fields of a FarView are numbers, `bool`, `char`, `FarBox`, `FarArc`, options of those two, arrays, and \
-            structs with `#[derive(FarView)]`"
+    note = "fields of a FarView are numbers, `bool`, `char`, `FarBox`, `FarArc`, options of all these, arrays, tuples, \
+            and types with `#[derive(FarView)]`"
 )]
 pub unsafe trait FarView: Sized + 'static {
     /// Copy of a value, in which far pointers are [`FarRef`]s.
