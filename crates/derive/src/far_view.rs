@@ -75,18 +75,35 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
             }
 
             #[inline]
-            fn decode<'farfield>(farfield_bytes: &[u8]) -> ::core::option::Option<#view_name<'farfield>> {
+            fn decode<'farfield>(
+                farfield_bytes: &[u8],
+                farfield_source: ::farfield::view::ViewSource,
+            ) -> ::core::option::Option<#view_name<'farfield>> {
                 ::core::option::Option::Some(#view_name {
                     #(#members: {
                         let at = ::core::mem::offset_of!(Self, #members);
                         let field = farfield_bytes.get(at..at + ::core::mem::size_of::<#types>())?;
-                        <#types as ::farfield::FarView>::decode(field)?
+                        <#types as ::farfield::FarView>::decode(field, farfield_source)?
                     },)*
                 })
             }
 
+            fn write_image(&self, farfield_image: &mut [u8], farfield_tables: &mut ::farfield::view::NearTables) {
+                #({
+                    let at = ::core::mem::offset_of!(Self, #members);
+                    let field = &mut farfield_image[at..at + ::core::mem::size_of::<#types>()];
+                    <#types as ::farfield::FarView>::write_image(&self.#members, field, farfield_tables);
+                })*
+            }
+
             fn add_pointees(farfield_types: &mut ::farfield::view::ViewTypes) {
                 #(<#types as ::farfield::FarView>::add_pointees(farfield_types);)*
+            }
+        }
+
+        impl<'farfield> ::core::convert::From<&'farfield #name> for ::farfield::FarRef<'farfield, #name> {
+            fn from(value: &'farfield #name) -> Self {
+                ::farfield::FarRef::near(value)
             }
         }
 

@@ -43,6 +43,7 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
     let layouts = variants.iter().map(EnumVariant::layout);
     let views = variants.iter().map(|variant| variant.make_view(name, &view_name));
     let decodings = variants.iter().map(|variant| variant.decoding(&view_name));
+    let images = variants.iter().map(|variant| variant.image(name));
     let types = data.variants.iter().flat_map(|variant| &variant.fields).map(|field| &field.ty);
     let no_destructor = no_destructor(name);
     Ok(quote! {
@@ -81,12 +82,21 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
                 }
 
                 #[inline]
-                fn decode<'farfield>(farfield_bytes: &[u8]) -> ::core::option::Option<Self::View<'farfield>> {
+                fn decode<'farfield>(
+                    farfield_bytes: &[u8],
+                    farfield_source: ::farfield::view::ViewSource,
+                ) -> ::core::option::Option<Self::View<'farfield>> {
                     let tag = farfield_bytes.get(..::core::mem::size_of::<FarfieldTag>())?;
-                    match <FarfieldTag as ::farfield::FarView>::decode(tag)? {
+                    match <FarfieldTag as ::farfield::FarView>::decode(tag, farfield_source)? {
                         #(#decodings)*
                         // No variant has this tag.
                         _ => ::core::option::Option::None,
+                    }
+                }
+
+                fn write_image(&self, farfield_image: &mut [u8], farfield_tables: &mut ::farfield::view::NearTables) {
+                    match self {
+                        #(#images)*
                     }
                 }
 
@@ -96,6 +106,12 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
                 }
             }
         };
+
+        impl<'farfield> ::core::convert::From<&'farfield #name> for ::farfield::FarRef<'farfield, #name> {
+            fn from(value: &'farfield #name) -> Self {
+                ::farfield::FarRef::near(value)
+            }
+        }
 
         #no_destructor
     })
@@ -200,6 +216,25 @@ impl<'a> EnumVariant<'a> {
         }
     }
 
+    /// Returns the arm that writes the bytes of a value.
+    fn image(&self, name: &Ident) -> Tokens {
+        let (variant, tag) = (&self.source.ident, &self.tag);
+        let members: Vec<_> = self.source.fields.members().collect();
+        let names: Vec<_> = (0..members.len()).map(|index| format_ident!("farfield_{}", index)).collect();
+        let (types, offsets) = (self.source.fields.iter().map(|field| &field.ty), self.offsets());
+        quote! {
+            #name::#variant { #(#members: #names),* } => {
+                let tag = &mut farfield_image[..::core::mem::size_of::<FarfieldTag>()];
+                <FarfieldTag as ::farfield::FarView>::write_image(&#tag, tag, farfield_tables);
+                #({
+                    let at = #offsets;
+                    let field = &mut farfield_image[at..at + ::core::mem::size_of::<#types>()];
+                    <#types as ::farfield::FarView>::write_image(#names, field, farfield_tables);
+                })*
+            }
+        }
+    }
+
     /// Returns the arm that makes a view of bytes with the tag.
     fn decoding(&self, view_name: &Ident) -> Tokens {
         let (variant, tag) = (&self.source.ident, &self.tag);
@@ -210,7 +245,7 @@ impl<'a> EnumVariant<'a> {
                 #(#members: {
                     let at = #offsets;
                     let field = farfield_bytes.get(at..at + ::core::mem::size_of::<#types>())?;
-                    <#types as ::farfield::FarView>::decode(field)?
+                    <#types as ::farfield::FarView>::decode(field, farfield_source)?
                 },)*
             }),
         }

@@ -226,7 +226,8 @@ impl Heap {
     /// Prepares a call of a function that follows far pointers from this value on. It runs at the
     /// client, or at the memory server beside the values ([`HeapCall::at`]).
     ///
-    /// `root` is a reference to a [`FarBox`] or a [`FarArc`], and is borrowed during the call. So
+    /// `root` is a reference to a [`FarBox`] or a [`FarArc`], or to a near value with
+    /// [`FarView`](crate::FarView) such as a collection. It is borrowed during the call. So
     /// what the function can reach stays as it is meanwhile, and its answer is the same at both
     /// sides.
     pub fn call<'h, F: FarFunction>(

@@ -47,7 +47,10 @@ pub mod task;
 mod test_budget;
 
 pub use bytemuck::Pod;
-pub use call::{AtServer, FarFunction, FarPlace, FarRef, FarView, HeapCall, view};
+pub use call::{
+    AtServer, BytesRef, EntriesRef, EntryCursor, FarFunction, FarPlace, FarRef, FarView, HeapCall, ItemCursor,
+    ItemsRef, TextRef, view,
+};
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
     FarString, FarVec, Index, PrefetchMode,

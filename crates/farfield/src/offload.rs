@@ -54,6 +54,14 @@ pub enum OffloadError {
         /// Offset of the first byte in the region.
         offset: u64,
     },
+    /// The function met a list, a queue, a vector or the like at the server, inside of a far value. The
+    /// table that says where its elements are is near at the client, and goes along only with a root
+    /// that is near, too.
+    #[error(
+        "the function met a collection inside of a far value, whose table is near: make the collection a part of the \
+         root, or call with Where::Auto or Where::Client"
+    )]
+    TableNear,
     /// There are more different values than the answer may have.
     #[error("the column has more than {most} distinct values: ask for fewer rows, or raise the limit")]
     TooMany {

@@ -11,7 +11,11 @@
 //! [`FarView`] have no interior mutability. So a page that is not changed when the call begins has
 //! the right bytes of these values until the end, whatever happens to other values in it.
 
+mod bytes;
+mod entries;
 mod function;
+mod items;
+mod part;
 mod place;
 #[cfg(test)]
 mod tests;
@@ -19,8 +23,13 @@ mod view_options;
 #[cfg(test)]
 mod view_tests;
 mod view_traits;
+#[cfg(test)]
+mod walk_tests;
 
+pub use bytes::{BytesRef, TextRef};
+pub use entries::{EntriesRef, EntryCursor};
 pub use function::{AtServer, FarFunction};
+pub use items::{ItemCursor, ItemsRef};
 pub use place::FarPlace;
 pub use view_traits::{FarRef, FarView};
 
@@ -28,9 +37,12 @@ pub use view_traits::{FarRef, FarView};
 #[doc(hidden)]
 pub mod view {
     pub use super::function::{FarAnswer, FarArgument};
+    pub use super::part::{FarPart, NearTables, ObjectRef, PartBytes, RootImage};
     pub use super::place::{FarSpan, RegionStop};
-    pub use super::view_traits::{Loan, ViewTypes, layout};
+    pub use super::view_traits::{Loan, ViewSource, ViewTypes, layout};
 }
+
+pub(crate) use items::{ChunkPlace, ItemKind};
 
 use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
@@ -43,6 +55,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
 use function::{FarAnswer, FarArgument};
+use part::{ImageError, RootImage};
 use place::{FarSpan, HeapPlace, HeapStop, RegionStop};
 use std::time::Instant;
 use view_traits::ViewTypes;
@@ -145,11 +158,17 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// Runs the function at the server. Pages that it meets and must not read there are written
     /// back.
     fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
-        match self.core.number_of(self.root.number.get()) {
-            None => return Err(FarError::OtherHeap.into()),
-            Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
-            Some(_) => {}
-        }
+        let near = match self.root.near {
+            Some(root) => Some(RootImage::of(self.core, root).map_err(|error| match error {
+                ImageError::OtherHeap => FarError::OtherHeap.into(),
+                ImageError::TooLong { bytes } => OffloadError::Call(CallError::ArgumentTooLong { bytes }),
+            })?),
+            None => match self.core.number_of(self.root.number.get()) {
+                None => return Err(FarError::OtherHeap.into()),
+                Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
+                Some(_) => None,
+            },
+        };
         let types = ViewTypes::of::<F::Root>();
         for round in 0..effort.rounds {
             let changed = self.changed_pages(began, effort)?;
@@ -163,6 +182,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 layouts: types.layouts().to_vec(),
                 root: (self.root.place, self.root.number.get()),
                 argument: self.argument.clone(),
+                near: near.clone(),
             };
             let met = match self.core.offload_one::<AtServer<F>>(
                 call,
@@ -176,6 +196,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 }
                 FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable),
                 FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }),
+                FarAnswer::Stopped(RegionStop::TableNear) => return Err(OffloadError::TableNear),
                 FarAnswer::Stopped(RegionStop::Changed(page)) => page,
             };
             // The page that was met, and the more of those around it the oftener that happens: a

@@ -2,6 +2,7 @@
 //! and against bytes there that nobody wrote: a server believes none of them.
 
 use super::function::{AtServer, FarAnswer, FarArgument, FarFunction};
+use super::part::RootImage;
 use super::place::{FarPlace, FarSpan, RegionStop};
 use super::view_traits::{FarRef, ViewTypes};
 use crate::{CallError, FarArc, FarBox, FarError, FarView, Heap, OffloadError, Plane, Where};
@@ -62,7 +63,7 @@ fn slot(page: u32, card: u8) -> (u32, u32) {
 
 fn argument(root: (u32, u32), changed: Vec<u32>) -> FarArgument<()> {
     let span = FarSpan { first: FIRST, pages: PAGES, numbers: u64::from(PAGES) + 10, changed };
-    FarArgument { span, layouts: ViewTypes::of::<Node>().layouts().to_vec(), root, argument: () }
+    FarArgument { span, layouts: ViewTypes::of::<Node>().layouts().to_vec(), root, argument: (), near: None }
 }
 
 fn run(bytes: Vec<u8>, call: FarArgument<()>) -> Result<FarAnswer<u64>, Stop> {
@@ -239,6 +240,7 @@ pub(super) fn argument_of<T: FarView, A>(heap: &Heap, root: FarRef<'_, T>, argum
         layouts: ViewTypes::of::<T>().layouts().to_vec(),
         root: (root.place, root.number.get()),
         argument,
+        near: root.near.map(|root| RootImage::of(core, root).unwrap()),
     }
 }
 

@@ -4,7 +4,8 @@
 //! read of a sample of `None` and of `Some`. A byte that a sample does not have is refused by the
 //! compiler, so another layout than the one expected here does not build.
 
-use super::view_traits::{FarView, Loan, ViewTypes, layout};
+use super::part::NearTables;
+use super::view_traits::{FarView, Loan, ViewSource, ViewTypes, layout};
 use core::mem::offset_of;
 
 /// Returns the offset of the value in an option that has one.
@@ -52,12 +53,19 @@ macro_rules! options_of_numbers {
                 }
 
                 #[inline]
-                fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+                fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>> {
                     let value = bytes.get(VALUE..VALUE + size_of::<$number>())?;
                     match bytes[TAG] {
                         TAG_OF_NONE => Some(None),
-                        TAG_OF_SOME => <$number>::decode(value).map(Some),
+                        TAG_OF_SOME => <$number>::decode(value, source).map(Some),
                         _ => None,
+                    }
+                }
+
+                fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+                    image[TAG] = if self.is_some() { TAG_OF_SOME } else { TAG_OF_NONE };
+                    if let Some(value) = self {
+                        value.write_image(&mut image[VALUE..VALUE + size_of::<$number>()], tables);
                     }
                 }
 
@@ -85,8 +93,12 @@ unsafe impl FarView for Option<bool> {
         *self
     }
 
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
-        if bytes == [NO_BOOL] { Some(None) } else { bool::decode(bytes).map(Some) }
+    fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>> {
+        if bytes == [NO_BOOL] { Some(None) } else { bool::decode(bytes, source).map(Some) }
+    }
+
+    fn write_image(&self, image: &mut [u8], _: &mut NearTables) {
+        image[0] = self.map_or(NO_BOOL, u8::from);
     }
 
     fn add_pointees(_: &mut ViewTypes) {}
@@ -102,11 +114,15 @@ unsafe impl FarView for Option<char> {
         *self
     }
 
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
-        match u32::decode(bytes)? {
+    fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>> {
+        match u32::decode(bytes, source)? {
             NO_CHAR => Some(None),
             other => char::from_u32(other).map(Some),
         }
+    }
+
+    fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+        self.map_or(NO_CHAR, u32::from).write_image(image, tables);
     }
 
     fn add_pointees(_: &mut ViewTypes) {}
@@ -120,9 +136,11 @@ unsafe impl FarView for () {
 
     fn view<'f>(&self, _: Loan<'f>) {}
 
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+    fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<Self::View<'f>> {
         bytes.is_empty().then_some(())
     }
+
+    fn write_image(&self, _: &mut [u8], _: &mut NearTables) {}
 
     fn add_pointees(_: &mut ViewTypes) {}
 }
@@ -146,9 +164,16 @@ macro_rules! tuples {
             }
 
             #[inline]
-            fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+            fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>> {
                 let part = |at: usize, size: usize| bytes.get(at..at + size);
-                Some(($($part::decode(part(offset_of!(Self, $index), size_of::<$part>())?)?,)*))
+                Some(($($part::decode(part(offset_of!(Self, $index), size_of::<$part>())?, source)?,)*))
+            }
+
+            fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+                $({
+                    let at = offset_of!(Self, $index);
+                    self.$index.write_image(&mut image[at..at + size_of::<$part>()], tables);
+                })*
             }
 
             fn add_pointees(types: &mut ViewTypes) {

@@ -4,7 +4,7 @@
 use super::function::{AtServer, FarAnswer, FarFunction};
 use super::place::FarPlace;
 use super::tests::{argument_of, region_of};
-use super::view_traits::FarRef;
+use super::view_traits::{FarRef, ViewSource};
 use crate::{FarArc, FarBox, FarView, Heap, Where};
 use farfield_wic::{Fault, Sim};
 
@@ -42,9 +42,9 @@ struct Corner {
 }
 
 /// Text of all that it finds.
-struct Tell;
+struct TellShape;
 
-impl FarFunction for Tell {
+impl FarFunction for TellShape {
     const NAME: &'static str = "test.tell_shapes";
     const VERSION: u32 = 1;
     type Root = Shape;
@@ -144,9 +144,9 @@ fn enums_options_and_tuples_are_read_alike_in_the_heap_and_over_its_bytes() {
     for round in 0..60 {
         let (root, expected) = shape(&heap, &mut random, 5);
         let root = heap.alloc(root).unwrap();
-        assert_eq!(heap.call::<Tell>(&root, ()).at(Where::Client).run().as_deref(), Ok(&*expected));
+        assert_eq!(heap.call::<TellShape>(&root, ()).at(Where::Client).run().as_deref(), Ok(&*expected));
         let bytes = region_of(&heap);
-        let there = Sim::new(round, bytes).run_one::<AtServer<Tell>>(argument_of(&heap, FarRef::from(&root), ()));
+        let there = Sim::new(round, bytes).run_one::<AtServer<TellShape>>(argument_of(&heap, FarRef::from(&root), ()));
         assert!(matches!(&there, Ok(FarAnswer::Done(there)) if *there == expected), "{there:?}, not {expected}");
     }
 }
@@ -160,15 +160,15 @@ fn a_tag_of_no_variant_is_no_value() {
             700 => Some(ColorView::Blue),
             _ => None,
         };
-        assert_eq!(Color::decode(&number.to_ne_bytes()), expected, "{number}");
+        assert_eq!(Color::decode(&number.to_ne_bytes(), ViewSource::Region), expected, "{number}");
     }
     let mut bytes = [0; size_of::<Shape>()];
     for tag in 0..=u8::MAX {
         // The bytes of an owner and of a color are zero, which is no pointer, and no color.
         bytes[0] = tag;
-        assert_eq!(Shape::decode(&bytes).is_some(), [0, 11].contains(&tag), "{tag}");
+        assert_eq!(Shape::decode(&bytes, ViewSource::Region).is_some(), [0, 11].contains(&tag), "{tag}");
     }
-    assert!(Shape::decode(&[]).is_none() && Color::decode(&[0]).is_none());
+    assert!(Shape::decode(&[], ViewSource::Region).is_none() && Color::decode(&[0], ViewSource::Region).is_none());
 }
 
 #[test]
@@ -182,12 +182,16 @@ fn random_bytes_become_values_or_nothing() {
                 // Small bytes are tags more often.
                 *byte = if random.bool() { *byte } else { random.u8(..3) };
             }
-            if let Some(view) = T::decode(&bytes) {
+            if let Some(view) = T::decode(&bytes, ViewSource::Region) {
                 decoded += 1;
                 assert!(!format!("{view:?}").is_empty());
             }
             let cut = random.usize(..bytes.len());
-            assert!(T::decode(&bytes[..cut]).is_none() || size_of::<T>() == 0, "{cut} of {} bytes", bytes.len());
+            assert!(
+                T::decode(&bytes[..cut], ViewSource::Region).is_none() || size_of::<T>() == 0,
+                "{cut} of {} bytes",
+                bytes.len()
+            );
         }
         println!("{}: {decoded} of 20000 were values", T::NAME);
     }
