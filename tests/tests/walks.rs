@@ -4,8 +4,8 @@
 //! not written back; a map of another build, whose nodes lie otherwise. `FARFIELD_SEED` repeats the choices.
 
 use farfield::{
-    AtServer, CallError, FarBTreeMap, FarBox, FarFunction, FarList, FarPlace, FarQueue, FarRef, FarString, FarVec,
-    FarView, Fault, Heap, OffloadError, Plane, Where,
+    AtServer, CallError, FarBTreeMap, FarBox, FarFold, FarFunction, FarList, FarPlace, FarQueue, FarRef, FarString,
+    FarVec, FarView, Fault, Fold, Heap, OffloadError, Plane, Where,
 };
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, seeded};
@@ -13,7 +13,7 @@ use farfield_wic::Registry;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
@@ -333,4 +333,50 @@ fn a_list_whose_table_is_too_long_for_a_call_is_walked_by_the_client() {
     for place in [Where::Client, Where::Auto, Where::Auto] {
         assert_eq!(heap.call::<Last>(&list, ()).at(place).run(), Ok(Some(19_999)), "{place:?}");
     }
+}
+
+/// Number and sum of the elements of a list that are multiples of a number.
+struct Multiples;
+
+impl FarFold for Multiples {
+    const NAME: &'static str = "test.multiples";
+    const VERSION: u32 = 1;
+    type Over = FarList<[u64; 512]>;
+    type Argument = u64;
+    type State = (u64, u64);
+
+    fn begin(_: &u64) -> (u64, u64) {
+        (0, 0)
+    }
+
+    fn step(state: &mut (u64, u64), element: [u64; 512], of: &u64) -> ControlFlow<()> {
+        if element[511].is_multiple_of(*of) {
+            *state = (state.0 + 1, state.1 + element[511]);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+#[test]
+fn a_fold_of_a_list_of_any_length_goes_to_the_server_in_pieces() {
+    let (_server, [url, _]) = serve(Registry::standard().with::<AtServer<Fold<Multiples>>>());
+    let builder = Heap::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30);
+    let heap = builder.pool(&url).patience(PATIENCE).build().unwrap();
+    let mut list = FarList::<[u64; 512]>::new();
+    for number in 0..20_000u64 {
+        list.push_back(&heap.enter(), [number; 512]).unwrap();
+    }
+    for of in [1, 7, 30_000] {
+        let multiples = (0..20_000).filter(|number: &u64| number.is_multiple_of(of));
+        let expected = (multiples.clone().count() as u64, multiples.sum());
+        for place in PLACES {
+            assert_eq!(heap.fold::<Multiples>(&list, of).at(place).run(), Ok(expected), "{place:?}");
+        }
+    }
+    let before = heap.stats();
+    heap.fold::<Multiples>(&list, 3).at(Where::Server).run().unwrap();
+    assert_eq!(heap.stats().misses, before.misses, "nothing comes near");
+    // What was changed since is seen.
+    list.for_each_mut(&mut heap.enter(), |element| element[511] += 1).unwrap();
+    assert_eq!(heap.fold::<Multiples>(&list, 1).at(Where::Server).run(), Ok((20_000, 200_010_000)));
 }

@@ -1,6 +1,6 @@
 //! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
 
-use crate::call::{AtServer, FarFunction, FarRef, HeapCall};
+use crate::call::{AtServer, FarFold, FarFunction, FarRef, HeapCall, HeapFold};
 use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
@@ -236,6 +236,12 @@ impl Heap {
         argument: F::Argument,
     ) -> HeapCall<'h, F> {
         HeapCall::new(self.core(), root.into(), argument)
+    }
+
+    /// Prepares a fold over a collection, an element at a time. It runs at the client, or at the memory
+    /// server beside the elements ([`HeapFold::at`]).
+    pub fn fold<'h, F: FarFold>(&'h self, over: &'h F::Over, argument: F::Argument) -> HeapFold<'h, F> {
+        HeapFold::new(self.core(), over, argument)
     }
 
     /// Returns where calls of this function with [`Where::Auto`](crate::Where::Auto) run now, and

@@ -48,8 +48,8 @@ mod test_budget;
 
 pub use bytemuck::Pod;
 pub use call::{
-    AtServer, BytesRef, EntriesRef, EntryCursor, FarFunction, FarPlace, FarRef, FarView, HeapCall, ItemCursor,
-    ItemsRef, TextRef, view,
+    AtServer, BytesRef, EntriesRef, EntryCursor, FarFold, FarFoldable, FarFunction, FarPlace, FarRef, FarView, Fold,
+    HeapCall, HeapFold, ItemCursor, ItemsRef, TextRef, view,
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,

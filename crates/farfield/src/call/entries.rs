@@ -212,8 +212,8 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
             }
             self.entries.clear();
             self.next = 0;
-            let Some(pending) = self.way.pop() else { return Ok(None) };
-            self.visit(pending, false).await?;
+            let Some(pending) = self.way.last() else { return Ok(None) };
+            self.visit(*pending, false).await?;
         }
     }
 
@@ -225,8 +225,8 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
     pub async fn count(mut self) -> Result<usize, Fault> {
         let is_in = |entry: &&(K::View<'f>, V::View<'f>)| (self.position)(&entry.0).is_eq();
         let mut count = self.entries[self.next..].iter().filter(is_in).count();
-        while let Some(pending) = self.way.pop() {
-            count += self.visit(pending, true).await?;
+        while let Some(pending) = self.way.last() {
+            count += self.visit(*pending, true).await?;
         }
         Ok(count)
     }
@@ -237,8 +237,8 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
         self.next = 0;
     }
 
-    /// Reads a node, and takes what it has of the range. If that is only counted, returns the
-    /// number.
+    /// Reads the last node of the way, and takes what it has of the range. If that is only counted,
+    /// returns the number. After an error, the node is still the last one.
     async fn visit(&mut self, pending: Pending<'f>, is_count: bool) -> Result<usize, Fault> {
         let layout = if pending.height == 0 { EntriesRef::<K, V>::LEAF } else { EntriesRef::<K, V>::INNER };
         let (position, entries) = (&self.position, &mut self.entries);
@@ -255,6 +255,7 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
             self.way.clear();
             return Ok(found.count);
         }
+        self.way.pop();
         self.way.extend(found.again.into_iter().chain(found.child));
         found.ahead.into_iter().flatten().for_each(|node| self.far.announce(node));
         Ok(found.count)

@@ -10,7 +10,7 @@ use crate::collections::ChainChunk;
 use crate::heap::SlotWord;
 use core::fmt::Debug;
 use core::marker::PhantomData;
-use core::ops::{Bound, RangeBounds};
+use core::ops::{Bound, Range, RangeBounds};
 use farfield_core::heap::{Extents, SlotHint};
 use farfield_wic::Fault;
 
@@ -19,6 +19,8 @@ use farfield_wic::Fault;
 /// [`FarFunction`](crate::FarFunction) sees them. [`FarPlace::items`] and [`FarPlace::item`] read them.
 pub struct ItemsRef<'f, T: FarView> {
     table: ItemTable<'f>,
+    /// Number of elements before those of the table, which may be a part of the collection's.
+    base: usize,
     len: usize,
     points: PhantomData<&'f T>,
 }
@@ -69,8 +71,12 @@ pub(crate) struct ChunkPlace {
 
 /// Words of a chunk in a table that is sent: number, card, and start and length.
 const CHUNK_WORDS: usize = 3;
-/// Bytes of an image: first word and number of words of the table, and number of elements.
-const IMAGE_BYTES: usize = 16;
+/// Bytes of an image: first word and number of words of the table, number of elements before those of
+/// the table, and of all.
+const IMAGE_BYTES: usize = 24;
+/// Most segments of which a call reads the elements, where a walk is cut into calls. Their part of a
+/// table is some 16 KiB of an argument, and they have up to 8 MiB, unless elements are large.
+const PIECE_SEGMENTS: usize = if cfg!(test) { 64 } else { 2048 };
 
 /// Elements side by side in one object.
 #[derive(Clone, Copy)]
@@ -86,12 +92,12 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
 
     /// Makes one of the chunks of a chain, which is lent.
     pub(crate) fn of_chain(chunks: &'f [ChainChunk], first: u32, len: usize) -> ItemsRef<'f, T> {
-        ItemsRef { table: ItemTable::Chunks(chunks, first), len, points: PhantomData }
+        ItemsRef { table: ItemTable::Chunks(chunks, first), base: 0, len, points: PhantomData }
     }
 
     /// Makes one of the extents of a vector, which is lent.
     pub(crate) fn of_extents(extents: &'f [u32], len: usize) -> ItemsRef<'f, T> {
-        ItemsRef { table: ItemTable::Extents(extents), len, points: PhantomData }
+        ItemsRef { table: ItemTable::Extents(extents), base: 0, len, points: PhantomData }
     }
 
     /// Makes one that is valid as long as the collection is lent.
@@ -107,36 +113,45 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
             ItemTable::Sent { kind, first, count } => ItemTable::Sent { kind, first, count },
             ItemTable::Elsewhere => ItemTable::Elsewhere,
         };
-        ItemsRef { table, len: self.len, points: PhantomData }
+        ItemsRef { table, base: self.base, len: self.len, points: PhantomData }
     }
 
     /// Makes one of the bytes of a collection.
     pub(crate) fn decode(kind: ItemKind, bytes: &[u8], source: ViewSource) -> Option<ItemsRef<'f, T>> {
         let (image, _) = bytes.split_first_chunk::<IMAGE_BYTES>()?;
         let word = |at: usize| image[at..].first_chunk().copied().map(u32::from_ne_bytes);
-        let (table, len) = match source {
+        let number = |at: usize| usize::try_from(u64::from_ne_bytes(*image[at..].first_chunk()?)).ok();
+        let (table, base, len) = match source {
             // In a far value: its bytes are those of the collection, whose table is at the client.
-            ViewSource::Region => (ItemTable::Elsewhere, 0),
-            ViewSource::Root => {
-                let len = u64::from_ne_bytes(*image.last_chunk()?);
-                (ItemTable::Sent { kind, first: word(0)?, count: word(4)? }, usize::try_from(len).ok()?)
-            }
+            ViewSource::Region => (ItemTable::Elsewhere, 0, 0),
+            ViewSource::Root => (ItemTable::Sent { kind, first: word(0)?, count: word(4)? }, number(8)?, number(16)?),
         };
-        Some(ItemsRef { table, len, points: PhantomData })
+        Some(ItemsRef { table, base, len, points: PhantomData })
     }
 
     /// Writes what [`ItemsRef::decode`] reads of a root.
     pub(crate) fn write_image(self, image: &mut [u8], tables: &mut NearTables) {
         let first = tables.len();
+        // Of a chain, the chunks that have elements of the window.
+        let window = tables.window();
+        let (mut base, mut index) = (0, 0);
         match self.table {
             ItemTable::Chunks(chunks, mut at) => {
                 while let Some((chunk, next)) = chunks.get(at as usize).and_then(ChainChunk::place) {
+                    at = next;
+                    index += usize::from(chunk.len);
+                    if index <= window.start {
+                        base = index;
+                        continue;
+                    }
                     let object = ObjectRef::of(chunk.slot, self.loan());
                     tables.note(object.number.get());
                     tables.push(object.number.get());
                     tables.push(SlotHint(object.place).card().into());
                     tables.push(u32::from(chunk.start) << 16 | u32::from(chunk.len));
-                    at = next;
+                    if index >= window.end {
+                        break;
+                    }
                 }
             }
             ItemTable::Extents(extents) => {
@@ -149,7 +164,8 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         }
         image[..4].copy_from_slice(&(first as u32).to_ne_bytes());
         image[4..8].copy_from_slice(&((tables.len() - first) as u32).to_ne_bytes());
-        image[8..IMAGE_BYTES].copy_from_slice(&(self.len as u64).to_ne_bytes());
+        image[8..16].copy_from_slice(&(base as u64).to_ne_bytes());
+        image[16..IMAGE_BYTES].copy_from_slice(&(self.len as u64).to_ne_bytes());
     }
 
     /// Returns the number of elements. At a server it is 0 for a collection inside of a far value.
@@ -218,6 +234,35 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         Some((Segment { object, start: 0, count }, unit + 1))
     }
 
+    /// Cuts a range of the elements of a collection in this process into pieces that a call reads. One
+    /// piece at least.
+    pub(crate) fn pieces(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let mut pieces = Vec::new();
+        let (mut start, mut index, mut at, mut count) = (range.start, 0, self.first(), 0);
+        if self.is_paged() {
+            let per_unit = Self::EXTENTS.per_unit();
+            (index, at) = (range.start - range.start % per_unit, range.start / per_unit);
+        }
+        while index < range.end
+            && let Some((segment, next)) = self.segment(at, &[])
+        {
+            (index, at) = (index + segment.count, next);
+            if index <= range.start {
+                continue;
+            }
+            count += 1;
+            if count == PIECE_SEGMENTS || index >= range.end {
+                let end = index.min(range.end);
+                pieces.push(core::mem::replace(&mut start, end)..end);
+                count = 0;
+            }
+        }
+        if pieces.is_empty() {
+            pieces.push(range);
+        }
+        pieces
+    }
+
     /// Checks whether elements are found by the number of their unit.
     fn is_paged(&self) -> bool {
         matches!(self.table, ItemTable::Extents(_) | ItemTable::Sent { kind: ItemKind::Paged, .. })
@@ -246,9 +291,10 @@ pub struct ItemCursor<'f, P: FarPlace, T: FarView> {
     ahead: usize,
     /// Segments that were read.
     passed: usize,
-    /// Elements that are passed over, and elements that come after those.
-    skip: usize,
-    left: usize,
+    /// Number of elements before the segment that is read next.
+    index: usize,
+    /// Elements that are left to be read.
+    range: Range<usize>,
     views: Vec<T::View<'f>>,
     /// The next one of those that were read.
     next: usize,
@@ -256,7 +302,7 @@ pub struct ItemCursor<'f, P: FarPlace, T: FarView> {
 
 impl<P: FarPlace, T: FarView> Debug for ItemCursor<'_, P, T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "ItemCursor({} more of {:?})", self.left, self.items)
+        write!(f, "ItemCursor({:?} of {:?})", self.range, self.items)
     }
 }
 
@@ -273,13 +319,13 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => usize::MAX,
         };
-        let (mut at, mut skip) = (items.first(), start);
+        let (mut at, mut index) = (items.first(), items.base);
         if items.is_paged() {
             let per_unit = ItemsRef::<T>::EXTENTS.per_unit();
-            (at, skip) = (start / per_unit, start % per_unit);
+            (at, index) = (start / per_unit, start - start % per_unit);
         }
-        let left = end.saturating_sub(start);
-        ItemCursor { far, items, at, ahead: at, passed: 0, skip, left, views: Vec::new(), next: 0 }
+        let range = start..end;
+        ItemCursor { far, items, at, ahead: at, passed: 0, index, range, views: Vec::new(), next: 0 }
     }
 
     /// Returns the next element, if there is one.
@@ -296,36 +342,41 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
             }
             self.views.clear();
             self.next = 0;
-            if self.left == 0 || !self.read_segment().await? {
+            if self.range.is_empty() || !self.read_segment().await? {
                 return Ok(None);
             }
         }
     }
 
-    /// Reads the next segment that has elements of the walk. False if there is none.
+    /// Reads the next segment that has elements of the walk. False if there is none. After an error,
+    /// it is still the next one.
     async fn read_segment(&mut self) -> Result<bool, Fault> {
         if matches!(self.items.table, ItemTable::Elsewhere) {
             return self.far.halt_without_table().await;
         }
         let tables = self.far.tables();
-        loop {
-            let Some((segment, next)) = self.items.segment(self.at, tables) else { return Ok(false) };
-            self.at = next;
-            if segment.count <= self.skip {
-                self.skip -= segment.count;
-                self.ahead = next;
-                continue;
+        while let Some((segment, next)) = self.items.segment(self.at, tables) {
+            let end = self.index.saturating_add(segment.count);
+            if end > self.range.start && self.index <= self.range.start {
+                self.fetch_ahead();
+                let count = end.min(self.range.end) - self.range.start;
+                let (part, views) = (segment.part::<T>(self.range.start - self.index, count), &mut self.views);
+                // SAFETY: in this process, the elements of a chunk or a unit lie side by side there,
+                // and these are some of them.
+                self.far.look(part, |found| unsafe { found.values::<T>(0, count, views) }).await?;
+                (self.at, self.index, self.range.start) = (next, end, self.range.start + count);
+                return Ok(true);
             }
-            let skip = core::mem::take(&mut self.skip);
-            let count = (segment.count - skip).min(self.left);
-            self.left -= count;
-            self.fetch_ahead();
-            let (part, views) = (segment.part::<T>(skip, count), &mut self.views);
-            // SAFETY: in this process, the elements of a chunk or a unit lie side by side there, and
-            // these are some of them.
-            self.far.look(part, |found| unsafe { found.values::<T>(0, count, views) }).await?;
-            return Ok(true);
+            if self.index > self.range.start {
+                break;
+            }
+            (self.at, self.index, self.ahead) = (next, end, next);
         }
+        // Elements that exist are not in the part of the table that came with the call.
+        if self.range.start < self.items.len.min(self.range.end) {
+            return self.far.halt_without_table().await;
+        }
+        Ok(false)
     }
 
     /// Begins to fetch the segments that come next. After the first one, it fetches nothing yet, for
@@ -341,7 +392,7 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
         for _ in 0..steps {
             let Some((segment, next)) = self.items.segment(self.ahead, tables) else { return };
             self.ahead = next;
-            if self.passed > 1 && self.left > 0 {
+            if self.passed > 1 {
                 self.far.announce(segment.object);
             }
         }

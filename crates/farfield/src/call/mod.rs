@@ -13,6 +13,7 @@
 
 mod bytes;
 mod entries;
+mod fold;
 mod function;
 mod items;
 mod part;
@@ -28,6 +29,7 @@ mod walk_tests;
 
 pub use bytes::{BytesRef, TextRef};
 pub use entries::{EntriesRef, EntryCursor};
+pub use fold::{FarFold, FarFoldable, Fold, HeapFold};
 pub use function::{AtServer, FarFunction};
 pub use items::{ItemCursor, ItemsRef};
 pub use place::FarPlace;
@@ -36,6 +38,7 @@ pub use view_traits::{FarRef, FarView};
 /// What the code of `#[derive(FarView)]` uses, and what travels with a call.
 #[doc(hidden)]
 pub mod view {
+    pub use super::fold::FoldArgument;
     pub use super::function::{FarAnswer, FarArgument};
     pub use super::part::{FarPart, NearTables, ObjectRef, PartBytes, RootImage};
     pub use super::place::{FarSpan, RegionStop};
@@ -48,6 +51,7 @@ use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
 use crate::offload::OffloadError;
 use core::future::Future;
+use core::ops::Range;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
@@ -74,6 +78,8 @@ pub struct HeapCall<'h, F: FarFunction> {
     place: Where,
     within: Duration,
     steps_max: u64,
+    /// Elements that are read, if the root is a collection.
+    window: Range<usize>,
 }
 
 impl<F: FarFunction> core::fmt::Debug for HeapCall<'_, F> {
@@ -84,7 +90,15 @@ impl<F: FarFunction> core::fmt::Debug for HeapCall<'_, F> {
 
 impl<'h, F: FarFunction> HeapCall<'h, F> {
     pub(crate) fn new(core: &'h HeapInner, root: FarRef<'h, F::Root>, argument: F::Argument) -> HeapCall<'h, F> {
-        HeapCall { core, root, argument, place: Where::Auto, within: core.patience, steps_max: STEPS_MAX }
+        HeapCall {
+            core,
+            root,
+            argument,
+            place: Where::Auto,
+            within: core.patience,
+            steps_max: STEPS_MAX,
+            window: 0..usize::MAX,
+        }
     }
 
     /// Sets the place where the function runs. Default: [`Where::Auto`], which chooses the one that
@@ -108,6 +122,12 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// limit of its own.
     pub fn steps(mut self, most: u64) -> Self {
         self.steps_max = most.max(1);
+        self
+    }
+
+    /// Sets which elements the function reads, if the root is a collection.
+    fn window(mut self, elements: Range<usize>) -> Self {
+        self.window = elements;
         self
     }
 
@@ -159,7 +179,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// back.
     fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
         let near = match self.root.near {
-            Some(root) => Some(RootImage::of(self.core, root).map_err(|error| match error {
+            Some(root) => Some(RootImage::of(self.core, root, self.window.clone()).map_err(|error| match error {
                 ImageError::OtherHeap => FarError::OtherHeap.into(),
                 ImageError::TooLong { bytes } => OffloadError::Call(CallError::ArgumentTooLong { bytes }),
             })?),
@@ -170,8 +190,10 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
             },
         };
         let types = ViewTypes::of::<F::Root>();
+        // Tables and the names of changed pages share the room of an argument.
+        let changed_max = CHANGED_MAX.saturating_sub(near.as_ref().map_or(0, |near| near.tables.len()));
         for round in 0..effort.rounds {
-            let changed = self.changed_pages(began, effort)?;
+            let changed = self.changed_pages(began, effort, changed_max)?;
             let call = FarArgument {
                 span: FarSpan {
                     first: self.core.first_page,
@@ -208,10 +230,10 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         Err(CallError::NotNow.into())
     }
 
-    /// Returns the pages that the server must not read.
-    fn changed_pages(&self, began: Instant, effort: Effort) -> Result<Vec<u32>, OffloadError> {
+    /// Returns the pages that the server must not read, at most so many.
+    fn changed_pages(&self, began: Instant, effort: Effort, most: usize) -> Result<Vec<u32>, OffloadError> {
         loop {
-            if let Some(pages) = self.core.changed_pages(CHANGED_MAX) {
+            if let Some(pages) = self.core.changed_pages(most) {
                 return Ok(pages);
             }
             // Too many to be named.
@@ -219,7 +241,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 return Err(CallError::NotNow.into());
             }
             let all = self.core.changed_pages(usize::MAX).unwrap_or_default();
-            self.write_back(all.iter().skip(CHANGED_MAX / 2), began, effort)?;
+            self.write_back(all.iter().skip(most / 2), began, effort)?;
         }
     }
 

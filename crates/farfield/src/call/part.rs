@@ -8,6 +8,7 @@ use super::view_traits::{FarView, Loan, ViewSource};
 use crate::heap::{HeapInner, SlotWord};
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
+use core::ops::Range;
 use farfield_wic::Fault;
 use serde::{Deserialize, Serialize};
 
@@ -183,8 +184,9 @@ pub struct RootImage {
     pub(super) tables: Vec<u32>,
 }
 
-/// Most words of tables that a call takes along. They are most of an argument, which has 64 KiB.
-const TABLE_WORDS_MAX: usize = 48 * 1024;
+/// Most words of tables that a call takes along. A chunk has three in some seven bytes, and an argument
+/// 64 KiB.
+const TABLE_WORDS_MAX: usize = 27 * 1024;
 
 /// Tables of collections that are near, while the image of their owner is made.
 #[doc(hidden)]
@@ -194,9 +196,15 @@ pub struct NearTables {
     numbers: u64,
     words: Vec<u32>,
     is_foreign: bool,
+    window: Range<usize>,
 }
 
 impl NearTables {
+    /// Returns which elements of a collection the call reads.
+    pub(crate) fn window(&self) -> Range<usize> {
+        self.window.clone()
+    }
+
     /// Notes that a pointer is part of the image.
     pub(crate) fn note(&mut self, number: u32) {
         self.is_foreign |= u64::from(number.wrapping_sub(self.first)) >= self.numbers;
@@ -223,11 +231,12 @@ pub(super) enum ImageError {
 }
 
 impl RootImage {
-    /// Makes the image of a value whose far pointers should be those of this heap.
-    pub(super) fn of<T: FarView>(core: &HeapInner, value: &T) -> Result<RootImage, ImageError> {
+    /// Makes the image of a value whose far pointers should be those of this heap. Of tables, it has
+    /// what is needed for the elements with numbers in `window`.
+    pub(super) fn of<T: FarView>(core: &HeapInner, value: &T, window: Range<usize>) -> Result<RootImage, ImageError> {
         let mut bytes = vec![0; size_of::<T>()];
         let (first, numbers) = (core.first_page, core.numbers());
-        let mut tables = NearTables { first, numbers, words: Vec::new(), is_foreign: false };
+        let mut tables = NearTables { first, numbers, words: Vec::new(), is_foreign: false, window };
         value.write_image(&mut bytes, &mut tables);
         match tables {
             NearTables { is_foreign: true, .. } => Err(ImageError::OtherHeap),

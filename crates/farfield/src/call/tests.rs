@@ -240,7 +240,7 @@ pub(super) fn argument_of<T: FarView, A>(heap: &Heap, root: FarRef<'_, T>, argum
         layouts: ViewTypes::of::<T>().layouts().to_vec(),
         root: (root.place, root.number.get()),
         argument,
-        near: root.near.map(|root| RootImage::of(core, root).unwrap()),
+        near: root.near.map(|root| RootImage::of(core, root, 0..usize::MAX).unwrap()),
     }
 }
 

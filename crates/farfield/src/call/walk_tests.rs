@@ -2,7 +2,9 @@
 //! collections, and against bytes there that lead a walk astray: a length that is a lie, a node with
 //! more entries than fit, a tree that bites its own tail.
 
+use super::fold::{FarFold, FarFoldable, Fold};
 use super::function::{AtServer, FarAnswer, FarFunction};
+use super::part::RootImage;
 use super::place::{FarPlace, RegionStop};
 use super::tests::{argument_of, region_of};
 use super::view_traits::FarRef;
@@ -10,7 +12,8 @@ use crate::{
     FarArray, FarBTreeMap, FarBTreeSet, FarBox, FarBytes, FarError, FarList, FarQueue, FarStack, FarString, FarVec,
     FarView, Heap, OffloadError, Plane, Where,
 };
-use core::ops::Range;
+use core::cmp::Ordering;
+use core::ops::{ControlFlow, Range};
 use farfield_wic::{CallError, Fault, Sim, Stop};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -598,4 +601,150 @@ fn arrays_are_read_in_the_order_of_memory() {
     let argument = argument_of(&heap, FarRef::from(&table), 120);
     let there = Sim::new(1, region_of(&heap)).run_one::<AtServer<Diagonal>>(argument);
     assert!(matches!(&there, Ok(FarAnswer::Done(there)) if *there == expected), "{there:?}");
+}
+
+/// Collects the elements with some indices, up to one that ends the fold.
+macro_rules! collecting {
+    ($name:ident, $text:literal, $over:ty, $element:ty, |$item:ident| $value:expr) => {
+        struct $name;
+
+        impl FarFold for $name {
+            const NAME: &'static str = $text;
+            const VERSION: u32 = 1;
+            type Over = $over;
+            type Argument = (Range<usize>, $element);
+            type State = (u64, Vec<$element>);
+
+            fn begin(_: &Self::Argument) -> Self::State {
+                (0, Vec::new())
+            }
+
+            fn position(index: &usize, (range, _): &Self::Argument) -> Ordering {
+                super::entries::position(range, index)
+            }
+
+            fn step(
+                (count, last): &mut Self::State,
+                $item: <$over as FarFoldable>::Item<'_>,
+                (_, end): &Self::Argument,
+            ) -> ControlFlow<()> {
+                let value: $element = $value;
+                *count += 1;
+                last.push(value);
+                last.drain(..last.len().saturating_sub(3));
+                if value == *end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            }
+        }
+    };
+}
+
+collecting!(FoldList, "test.fold_list", FarList<[u64; 256]>, u64, |item| item[255]);
+collecting!(FoldVec, "test.fold_vec", FarVec<[u64; 300]>, u64, |item| item[299]);
+collecting!(FoldQueue, "test.fold_queue", FarQueue<u16>, u16, |item| item);
+
+/// Number and sum of the values of keys in a range, up to a value that ends the fold.
+struct FoldMap;
+
+impl FarFold for FoldMap {
+    const NAME: &'static str = "test.fold_map";
+    const VERSION: u32 = 1;
+    type Over = FarBTreeMap<u32, u64>;
+    type Argument = (Range<u32>, u64);
+    type State = (u64, u64);
+
+    fn begin(_: &Self::Argument) -> Self::State {
+        (0, 0)
+    }
+
+    fn position(key: &u32, (range, _): &Self::Argument) -> Ordering {
+        super::entries::position(range, key)
+    }
+
+    fn step(state: &mut Self::State, (_, value): (u32, u64), (_, end): &Self::Argument) -> ControlFlow<()> {
+        *state = (state.0 + 1, state.1 + value);
+        if value == *end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// Runs each piece of a fold over the bytes of a region, as a server would.
+fn fold_there<F: FarFold>(heap: &Heap, bytes: &[u8], over: &F::Over, argument: &F::Argument) -> (F::State, usize) {
+    let (mut state, pieces) = (F::begin(argument), over.pieces::<F>(argument));
+    for (number, piece) in pieces.iter().enumerate() {
+        let call = Fold::<F>::argument(piece.clone(), state, argument.clone());
+        let mut call = argument_of(heap, FarRef::near(over), call);
+        call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap());
+        let there = Sim::new(number as u64, bytes.to_vec()).run_one::<AtServer<Fold<F>>>(call);
+        let Ok(FarAnswer::Done((folded, is_over))) = there else { panic!("a piece is folded") };
+        state = folded;
+        if is_over {
+            break;
+        }
+    }
+    (state, pieces.len())
+}
+
+#[test]
+fn folds_are_cut_into_pieces_that_know_their_part_of_a_table() {
+    let heap = Heap::builder().near(4 << 20).near_max(4 << 20).far(1 << 30).build().unwrap();
+    let mut random = fastrand::Rng::with_seed(3916);
+    let (mut list, mut vec, mut queue, mut map) = (FarList::new(), FarVec::new(), FarQueue::new(), FarBTreeMap::new());
+    let (mut of_list, mut of_vec, mut of_queue, mut of_map) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
+    for number in 0..1200u64 {
+        let scope = heap.enter();
+        list.push_back(&scope, [number; 256]).unwrap();
+        of_list.push(number);
+        if number < 300 {
+            vec.push(&scope, [number; 300]).unwrap();
+            of_vec.push(number);
+        }
+        queue.push(&scope, number as u16).unwrap();
+        of_queue.push(number as u16);
+        let key = random.u32(..5000);
+        map.insert(&scope, key, number).unwrap();
+        of_map.insert(key, number);
+    }
+    let bytes = region_of(&heap);
+    fn expected<T: Copy + PartialEq>(all: &[T], range: Range<usize>, end: T) -> (u64, Vec<T>) {
+        let range = range.start.min(all.len())..range.end.min(all.len());
+        let some = &all[range.start.min(range.end)..range.end];
+        let some = some.iter().position(|value| *value == end).map_or(some, |last| &some[..=last]);
+        (some.len() as u64, some[some.len().saturating_sub(3)..].to_vec())
+    }
+    let mut most = 0;
+    for round in 0..40 {
+        let start = random.usize(..1200);
+        let range = if round == 0 { 0..usize::MAX } else { start..random.usize(start..1500) };
+        let end = if round % 3 == 0 { u64::MAX } else { random.u64(..1200) };
+        let known = expected(&of_list, range.clone(), end);
+        let argument = (range.clone(), end);
+        assert_eq!(heap.fold::<FoldList>(&list, argument.clone()).at(Where::Client).run(), Ok(known.clone()));
+        assert_eq!(heap.fold::<FoldList>(&list, argument.clone()).run(), Ok(known.clone()), "there is no server");
+        let (there, pieces) = fold_there::<FoldList>(&heap, &bytes, &list, &argument);
+        assert_eq!(there, known, "{range:?} {end} in {pieces}");
+        most = most.max(pieces);
+        let known = expected(&of_vec, range.clone(), end);
+        assert_eq!(heap.fold::<FoldVec>(&vec, argument.clone()).at(Where::Client).run(), Ok(known.clone()));
+        assert_eq!(fold_there::<FoldVec>(&heap, &bytes, &vec, &argument).0, known);
+        let argument = (range.clone(), end as u16);
+        let known = expected(&of_queue, range.clone(), end as u16);
+        assert_eq!(heap.fold::<FoldQueue>(&queue, argument.clone()).at(Where::Client).run(), Ok(known.clone()));
+        assert_eq!(fold_there::<FoldQueue>(&heap, &bytes, &queue, &argument).0, known);
+        let keys = range.start as u32..range.end.min(5000) as u32;
+        let values: Vec<u64> = of_map.range(keys.clone()).map(|(_, value)| *value).collect();
+        let values = values.iter().position(|value| *value == end).map_or(&values[..], |last| &values[..=last]);
+        let known = (values.len() as u64, values.iter().sum());
+        let argument = (keys, end);
+        assert_eq!(heap.fold::<FoldMap>(&map, argument.clone()).at(Where::Client).run(), Ok(known));
+        assert_eq!(fold_there::<FoldMap>(&heap, &bytes, &map, &argument).0, known);
+    }
+    // 1,200 elements of 2 KiB, two in a chunk, and 64 chunks in a piece.
+    assert_eq!(most, 10);
+    // What is not in the part of the table that came with a call is not taken for the end.
+    let call = Fold::<FoldList>::argument(0..1200, (0, Vec::new()), (0..1200, u64::MAX));
+    let mut call = argument_of(&heap, FarRef::near(&list), call);
+    for window in [0..500, 500..1200, 700..701] {
+        call.near = Some(RootImage::of(heap.core(), &list, window.clone()).unwrap());
+        let there = Sim::new(0, bytes.clone()).run_one::<AtServer<Fold<FoldList>>>(call.clone());
+        assert!(matches!(there, Ok(FarAnswer::Stopped(RegionStop::TableNear))), "{window:?}: {there:?}");
+    }
 }

@@ -96,10 +96,8 @@ macro_rules! items {
                 &[(T::NAME, size_of::<T>(), 0), ("units", Extents::of(size_of::<T>()).per_unit(), 0)],
             );
 
-            fn view<'f>(&self, _loan: Loan<'f>) -> ItemsRef<'f, T> {
-                let $this = self;
-                let view: ItemsRef<'_, T> = $view;
-                view.lent(_loan)
+            fn view<'f>(&self, loan: Loan<'f>) -> ItemsRef<'f, T> {
+                self.items().lent(loan)
             }
 
             fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<ItemsRef<'f, T>> {
@@ -107,13 +105,19 @@ macro_rules! items {
             }
 
             fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
-                let $this = self;
-                let view: ItemsRef<'_, T> = $view;
-                view.write_image(image, tables);
+                self.items().write_image(image, tables);
             }
 
             fn add_pointees(types: &mut ViewTypes) {
                 types.add::<T>();
+            }
+        }
+
+        impl<T: FarView + Send $(, const $dims: usize)?> $name<T $(, $dims)?> {
+            /// Returns where the elements are, as long as the collection is borrowed.
+            pub(crate) fn items(&self) -> ItemsRef<'_, T> {
+                let $this = self;
+                $view
             }
         }
 
