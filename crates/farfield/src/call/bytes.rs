@@ -5,6 +5,10 @@ use super::place::FarPlace;
 use core::ops::{Bound, Range, RangeBounds};
 use farfield_wic::{Fault, RANGE_BYTES_MAX};
 
+/// Most bytes that are copied at once. A length that is met at a server may be any number, and bytes that
+/// were never written are zeros there, so memory needs a bound.
+const COPY_BYTES_MAX: usize = 16 << 20;
+
 /// The bytes of a [`FarBytes`](crate::FarBytes), as a [`FarFunction`](crate::FarFunction) sees them:
 /// where they are, and how many. [`FarPlace::read`] and [`FarPlace::bytes`] read them.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +105,10 @@ pub(super) async fn copy<'f, P: FarPlace>(
     range: impl RangeBounds<usize>,
 ) -> Result<Vec<u8>, Fault> {
     let Range { mut start, end } = bytes.range(range);
+    if end - start > COPY_BYTES_MAX {
+        far.yield_now().await;
+        return Err(Fault::TooLong { bytes: (end - start) as u64 });
+    }
     let mut copy = Vec::new();
     // Piece by piece, because a length at a server may be wrong: what does not exist takes no memory.
     while start < end {

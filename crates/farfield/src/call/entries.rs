@@ -243,7 +243,8 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
         let layout = if pending.height == 0 { EntriesRef::<K, V>::LEAF } else { EntriesRef::<K, V>::INNER };
         let (position, entries) = (&self.position, &mut self.entries);
         let look = |part: &PartBytes<'_, 'f>| {
-            // SAFETY: in this process, a tree names its nodes, and leaves have height 0.
+            // SAFETY: in this process, a tree names its nodes, and leaves have height 0. A place reads the
+            // part that it was asked for (`FarPlace` is sealed).
             let node = unsafe { NodeBytes::<K, V>::of(part, layout) }?;
             match pending.height {
                 0 => look_at_leaf(&node, pending, position, is_count, entries),

@@ -362,7 +362,7 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
                 let count = end.min(self.range.end) - self.range.start;
                 let (part, views) = (segment.part::<T>(self.range.start - self.index, count), &mut self.views);
                 // SAFETY: in this process, the elements of a chunk or a unit lie side by side there,
-                // and these are some of them.
+                // and these are some of them. A place reads the part that it was asked for (`FarPlace` is sealed).
                 self.far.look(part, |found| unsafe { found.values::<T>(0, count, views) }).await?;
                 (self.at, self.index, self.range.start) = (next, end, self.range.start + count);
                 return Ok(true);

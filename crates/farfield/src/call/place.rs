@@ -24,8 +24,16 @@ use farfield_wic::{CallError, Fault, Place};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The place where a [`FarFunction`](crate::FarFunction) runs, as far as the function sees it.
-pub trait FarPlace {
+/// The seal of [`FarPlace`]. What reads a part of an object relies on getting that part, and no other.
+pub(super) mod sealed {
+    /// Marker of the places of this crate.
+    #[expect(unnameable_types, reason = "nobody else shall implement it")]
+    pub trait Sealed {}
+}
+
+/// The place where a [`FarFunction`](crate::FarFunction) runs, as far as the function sees it. Only this
+/// crate has places.
+pub trait FarPlace: sealed::Sealed {
     /// Returns a copy of the value to which the pointer leads. At the client, the value comes near
     /// if it is far; at a memory server it is read where it is.
     ///
@@ -51,6 +59,8 @@ pub trait FarPlace {
     }
 
     /// Returns a copy of the bytes of this range that exist. Takes the steps of [`FarPlace::read`].
+    ///
+    /// Fails with [`Fault::TooLong`] if there are more than 16 MiB: read these in pieces.
     fn bytes<'f>(
         &'f self,
         bytes: BytesRef<'f>,
@@ -62,7 +72,8 @@ pub trait FarPlace {
         bytes::copy(self, bytes, range)
     }
 
-    /// Returns a copy of a text. Takes the steps of [`FarPlace::read`].
+    /// Returns a copy of a text. Takes the steps of [`FarPlace::read`], and fails as [`FarPlace::bytes`]
+    /// does.
     fn text<'f>(&'f self, text: TextRef<'f>) -> impl Future<Output = Result<String, Fault>>
     where
         Self: Sized,
@@ -269,6 +280,8 @@ impl<'h> HeapPlace<'h> {
     }
 }
 
+impl sealed::Sealed for HeapPlace<'_> {}
+
 impl FarPlace for HeapPlace<'_> {
     async fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, Fault> {
         self.step(size_of::<T>()).await;
@@ -405,6 +418,8 @@ impl<'p, P: Place> RegionPlace<'p, P> {
         self.changed.get(index).copied().filter(|page| u64::from(*page) <= last)
     }
 }
+
+impl<P: Place> sealed::Sealed for RegionPlace<'_, P> {}
 
 impl<P: Place> FarPlace for RegionPlace<'_, P> {
     async fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, Fault> {

@@ -439,6 +439,25 @@ fn long_bytes_are_read_in_pieces() {
             let there = Sim::new(1, region_of(&heap)).run_one::<AtServer<BothEnds>>(argument);
             assert!(matches!(&there, Ok(FarAnswer::Done(there)) if *there == expected), "{len} {at}: {there:?}");
         }
+        // A length that is a lie takes no memory.
+        for (lie, expected) in [
+            (1 << 20, Fault::OutOfRange { offset: 0 }),
+            ((16 << 20) + 1, Fault::TooLong { bytes: (16 << 20) + 1 }),
+            (u64::MAX, Fault::TooLong { bytes: u64::MAX }),
+        ] {
+            let mut argument = argument_of(&heap, FarRef::from(&far), 0);
+            let (words, _) = argument.near.as_mut().unwrap().bytes.as_chunks_mut();
+            let word = words.iter_mut().find(|word| usize::from_ne_bytes(**word) == len);
+            let (Some(word), true) = (word, len > 0) else { continue };
+            *word = lie.to_ne_bytes();
+            let there = Sim::new(1, region_of(&heap)).run_one::<AtServer<BothEnds>>(argument);
+            let is_expected = match (&there, expected) {
+                (Err(Stop::Fault(Fault::OutOfRange { .. })), Fault::OutOfRange { .. }) => true,
+                (Err(Stop::Fault(fault)), expected) => *fault == expected,
+                _ => false,
+            };
+            assert!(is_expected, "{len} for {lie}: {there:?}");
+        }
     }
 }
 
