@@ -4,9 +4,10 @@
 //! bytes. Each field is described by its own type; a type that has no description is refused by the
 //! compiler.
 
+use crate::far_view_enum;
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Fields, GenericParam};
+use syn::{Data, DeriveInput, Error, Fields, GenericParam, Ident};
 
 pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     if let Some(param) = input.generics.params.first() {
@@ -18,10 +19,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     }
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
-        Data::Enum(data) => {
-            let message = "a server cannot rely on where the variants of an enum lie: use a struct with a tag";
-            return Err(Error::new_spanned(data.enum_token, message));
-        }
+        Data::Enum(data) => return far_view_enum::expand(input, data),
         Data::Union(data) => {
             return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a pointer"));
         }
@@ -45,6 +43,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
         Fields::Named(_) => (quote!({ #(#views),* }), quote!()),
         _ => (quote!((#(#views),*)), quote!(;)),
     };
+    let no_destructor = no_destructor(name);
     Ok(quote! {
         #[doc = #about]
         #[derive(Clone, Copy, Debug)]
@@ -76,14 +75,25 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
             }
 
             #[inline]
-            fn decode<'farfield>(farfield_bytes: &[u8]) -> ::core::option::Option<#view_name<'farfield>> {
+            fn decode<'farfield>(
+                farfield_bytes: &[u8],
+                farfield_source: ::farfield::view::ViewSource,
+            ) -> ::core::option::Option<#view_name<'farfield>> {
                 ::core::option::Option::Some(#view_name {
                     #(#members: {
                         let at = ::core::mem::offset_of!(Self, #members);
                         let field = farfield_bytes.get(at..at + ::core::mem::size_of::<#types>())?;
-                        <#types as ::farfield::FarView>::decode(field)?
+                        <#types as ::farfield::FarView>::decode(field, farfield_source)?
                     },)*
                 })
+            }
+
+            fn write_image(&self, farfield_image: &mut [u8], farfield_tables: &mut ::farfield::view::NearTables) {
+                #({
+                    let at = ::core::mem::offset_of!(Self, #members);
+                    let field = &mut farfield_image[at..at + ::core::mem::size_of::<#types>()];
+                    <#types as ::farfield::FarView>::write_image(&self.#members, field, farfield_tables);
+                })*
             }
 
             fn add_pointees(farfield_types: &mut ::farfield::view::ViewTypes) {
@@ -91,11 +101,24 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
             }
         }
 
+        impl<'farfield> ::core::convert::From<&'farfield #name> for ::farfield::FarRef<'farfield, #name> {
+            fn from(value: &'farfield #name) -> Self {
+                ::farfield::FarRef::near(value)
+            }
+        }
+
+        #no_destructor
+    })
+}
+
+/// Lets the compiler refuse a type with a destructor of its own.
+pub(crate) fn no_destructor(name: &Ident) -> Tokens {
+    quote! {
         const _: () = {
             trait HasNoDestructor {}
             #[allow(drop_bounds)]
             impl<FarfieldType: ::core::ops::Drop> HasNoDestructor for FarfieldType {}
             impl HasNoDestructor for #name {}
         };
-    })
+    }
 }

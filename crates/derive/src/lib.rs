@@ -6,6 +6,7 @@ use syn::{DeriveInput, Error, parse_macro_input};
 mod far;
 mod far_object;
 mod far_view;
+mod far_view_enum;
 mod far_view_mut;
 
 /// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
@@ -31,7 +32,8 @@ pub fn derive_far_group(input: TokenStream) -> TokenStream {
     far::expand_group(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Implements `FarView` of `farfield` for a struct of plain fields and far pointers.
+/// Implements `FarView` of `farfield` for a struct of plain fields and far pointers, or an enum with a primitive
+/// representation whose fields are such.
 #[proc_macro_derive(FarView)]
 pub fn derive_far_view(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

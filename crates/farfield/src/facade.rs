@@ -1,6 +1,6 @@
 //! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
 
-use crate::call::{AtServer, FarFunction, FarRef, HeapCall};
+use crate::call::{AtServer, FarFold, FarFunction, FarRef, HeapCall, HeapFold};
 use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
@@ -226,7 +226,8 @@ impl Heap {
     /// Prepares a call of a function that follows far pointers from this value on. It runs at the
     /// client, or at the memory server beside the values ([`HeapCall::at`]).
     ///
-    /// `root` is a reference to a [`FarBox`] or a [`FarArc`], and is borrowed during the call. So
+    /// `root` is a reference to a [`FarBox`] or a [`FarArc`], or to a near value with
+    /// [`FarView`](crate::FarView) such as a collection. It is borrowed during the call. So
     /// what the function can reach stays as it is meanwhile, and its answer is the same at both
     /// sides.
     pub fn call<'h, F: FarFunction>(
@@ -235,6 +236,12 @@ impl Heap {
         argument: F::Argument,
     ) -> HeapCall<'h, F> {
         HeapCall::new(self.core(), root.into(), argument)
+    }
+
+    /// Prepares a fold over a collection, an element at a time. It runs at the client, or at the memory
+    /// server beside the elements ([`HeapFold::at`]).
+    pub fn fold<'h, F: FarFold>(&'h self, over: &'h F::Over, argument: F::Argument) -> HeapFold<'h, F> {
+        HeapFold::new(self.core(), over, argument)
     }
 
     /// Returns where calls of this function with [`Where::Auto`](crate::Where::Auto) run now, and

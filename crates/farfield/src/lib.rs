@@ -48,8 +48,9 @@ mod test_budget;
 
 pub use bytemuck::Pod;
 pub use call::{
-    AtServer, AtServerMut, FarFunction, FarFunctionMut, FarMut, FarPlace, FarPlaceMut, FarRef, FarView, FarViewMut,
-    HeapCall, HeapCallMut, view,
+    AtServer, AtServerMut, BytesRef, EntriesRef, EntryCursor, FarFold, FarFoldable, FarFunction, FarFunctionMut,
+    FarMut, FarPlace, FarPlaceMut, FarRef, FarView, FarViewMut, Fold, HeapCall, HeapCallMut, HeapFold, ItemCursor,
+    ItemsRef, TextRef, view,
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,

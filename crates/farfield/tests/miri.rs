@@ -155,6 +155,114 @@ fn heap_of(plane: Plane) -> Heap {
     builder.patience(Duration::from_secs(3600)).build().unwrap()
 }
 
+/// Walks over collections by functions. Nothing leaves near memory, so values may have padding and pointers.
+mod walks {
+    use core::ops::ControlFlow;
+    use farfield::{
+        FarBTreeMap, FarBox, FarBytes, FarFold, FarFunction, FarList, FarPlace, FarRef, FarString, FarVec, FarView,
+        Fault, Heap, Plane,
+    };
+
+    #[derive(FarView, Default)]
+    struct Shelf {
+        list: FarList<(u8, u32)>,
+        vec: FarVec<FarString>,
+        map: FarBTreeMap<u32, Item>,
+        bytes: FarBytes,
+    }
+
+    #[derive(FarView)]
+    #[repr(u8)]
+    enum Item {
+        Plain(Option<u16>),
+        Far { below: FarBox<Shelf> },
+    }
+
+    struct Sum;
+
+    impl FarFunction for Sum {
+        const NAME: &'static str = "miri.sum";
+        const VERSION: u32 = 1;
+        type Root = Shelf;
+        type Argument = ();
+        type Answer = u64;
+
+        async fn run<P: FarPlace>(far: &P, root: FarRef<'_, Shelf>, _: ()) -> Result<u64, Fault> {
+            let (mut left, mut sum) = (vec![root], 0);
+            while let Some(shelf) = left.pop() {
+                let shelf = far.follow(shelf).await?;
+                let mut list = far.items_in(shelf.list, 1..);
+                while let Some((byte, number)) = list.next().await? {
+                    sum += u64::from(byte) + u64::from(number);
+                }
+                if let Some(text) = far.item(shelf.vec, 3).await? {
+                    sum += far.text(text).await?.len() as u64;
+                }
+                let mut map = far.range(shelf.map, 10..);
+                while let Some((key, item)) = map.next().await? {
+                    match item {
+                        ItemView::Plain(number) => sum += u64::from(key) + u64::from(number.unwrap_or(0)),
+                        ItemView::Far { below } => left.push(below),
+                    }
+                }
+                sum += far.range(shelf.map, ..).count().await? as u64;
+                sum += far.bytes(shelf.bytes, 1..3).await?.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+            }
+            Ok(sum)
+        }
+    }
+
+    struct Largest;
+
+    impl FarFold for Largest {
+        const NAME: &'static str = "miri.largest";
+        const VERSION: u32 = 1;
+        type Over = FarList<(u8, u32)>;
+        type Argument = ();
+        type State = u32;
+
+        fn begin(_: &()) -> u32 {
+            0
+        }
+
+        fn step(state: &mut u32, (_, number): (u8, u32), _: &()) -> ControlFlow<()> {
+            *state = number.max(*state);
+            ControlFlow::Continue(())
+        }
+    }
+
+    fn shelf(heap: &Heap, below: Option<Shelf>) -> Shelf {
+        let (mut shelf, scope) = (Shelf::default(), heap.enter());
+        for number in 0..600 {
+            shelf.list.push_front(&scope, (1, number)).unwrap();
+            let item = Item::Plain((number % 2 == 0).then_some(3));
+            shelf.map.insert(&scope, number, item).map_err(|error| error.error).unwrap();
+        }
+        for text in ["a", "b", "c", "four"] {
+            shelf.vec.push(&scope, FarString::copy_of(&scope, text).unwrap()).map_err(|error| error.error).unwrap();
+        }
+        shelf.bytes.extend_from_slice(&scope, &[1, 2, 3, 4]).unwrap();
+        if let Some(below) = below {
+            let below = heap.alloc(below).map_err(|error| error.error).unwrap();
+            shelf.map.insert(&scope, 1000, Item::Far { below }).map_err(|error| error.error).unwrap();
+        }
+        shelf
+    }
+
+    #[test]
+    fn functions_walk_what_is_near() {
+        for plane in [Plane::Page, Plane::Object] {
+            let heap = Heap::builder().near(1 << 20).near_max(1 << 20).far(1).plane(plane).build().unwrap();
+            let root = shelf(&heap, Some(shelf(&heap, None)));
+            let numbers: u64 = (0..600).sum();
+            // The first of the list is the last number; keys below ten are not in the range.
+            let of_one = (599 + numbers - 599) + 4 + (numbers - 45 + 295 * 3) + 600 + 5;
+            assert_eq!(heap.call::<Sum>(&root, ()).run(), Ok(2 * of_one + 1));
+            assert_eq!(heap.fold::<Largest>(&root.list, ()).run(), Ok(599));
+        }
+    }
+}
+
 #[test]
 fn a_small_history_of_the_object_plane() {
     let heap = heap_of(Plane::Object);

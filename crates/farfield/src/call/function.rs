@@ -1,5 +1,6 @@
 //! Functions over far pointers, and how they run at a memory server.
 
+use super::part::RootImage;
 use super::place::{FarPlace, FarSpan, RegionPlace, RegionStop};
 use super::view_traits::{FarRef, FarView, ViewTypes};
 use core::future::{Future, poll_fn};
@@ -114,6 +115,8 @@ pub struct FarArgument<A> {
     /// Halves of the slot word of the root.
     pub(super) root: (u32, u32),
     pub(super) argument: A,
+    /// The root, if it is near at the client.
+    pub(super) near: Option<RootImage>,
 }
 
 /// Answer to a call.
@@ -140,8 +143,9 @@ impl<F: FarFunction> Function for AtServer<F> {
             return Ok(FarAnswer::OtherLayout(index as u32));
         }
         let (word, number) = call.root;
-        let Some(root) = FarRef::elsewhere(word, number) else { return Err(Fault::OutOfRange { offset: 0 }) };
-        let region = RegionPlace::new(place, call.span);
+        let root = if call.near.is_some() { Some(FarRef::root()) } else { FarRef::elsewhere(word, number) };
+        let Some(root) = root else { return Err(Fault::OutOfRange { offset: 0 }) };
+        let region = RegionPlace::new(place, call.span, call.near);
         let mut function = pin!(F::run(&region, root, call.argument));
         poll_fn(|context| {
             let polled = function.as_mut().poll(context);

@@ -11,20 +11,34 @@
 //! [`FarView`] have no interior mutability. So a page that is not changed when the call begins has
 //! the right bytes of these values until the end, whatever happens to other values in it.
 
+mod bytes;
 mod call_mut;
+mod entries;
+mod fold;
 mod function;
 mod function_mut;
+mod items;
 mod overlay;
+mod part;
 mod place;
 mod place_mut;
 #[cfg(test)]
 mod tests;
 mod view_mut;
+mod view_options;
+#[cfg(test)]
+mod view_tests;
 mod view_traits;
+#[cfg(test)]
+mod walk_tests;
 
+pub use bytes::{BytesRef, TextRef};
 pub use call_mut::HeapCallMut;
+pub use entries::{EntriesRef, EntryCursor};
+pub use fold::{FarFold, FarFoldable, Fold, HeapFold};
 pub use function::{AtServer, FarFunction};
 pub use function_mut::{AtServerMut, FarFunctionMut};
+pub use items::{ItemCursor, ItemsRef};
 pub use place::FarPlace;
 pub use place_mut::FarPlaceMut;
 pub use view_mut::{FarMut, FarViewMut};
@@ -33,18 +47,23 @@ pub use view_traits::{FarRef, FarView};
 /// What the code of `#[derive(FarView)]` uses, and what travels with a call.
 #[doc(hidden)]
 pub mod view {
+    pub use super::fold::FoldArgument;
     pub use super::function::{FarAnswer, FarArgument};
     pub use super::function_mut::{Changed, Changing, ChangingArgument};
     pub use super::overlay::{ChangeList, ChangeStop, OverlayLimits, ValueChange};
+    pub use super::part::{FarPart, NearTables, ObjectRef, PartBytes, RootImage};
     pub use super::place::{FarSpan, RegionStop};
     pub use super::view_mut::{Changeable, FieldKind, OwnedTypes, ViewField, ViewFields};
-    pub use super::view_traits::{Loan, ViewTypes, layout};
+    pub use super::view_traits::{Loan, ViewSource, ViewTypes, layout};
 }
+
+pub(crate) use items::{ChunkPlace, ItemKind};
 
 use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
 use crate::offload::OffloadError;
 use core::future::Future;
+use core::ops::Range;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
@@ -52,6 +71,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
 use function::{FarAnswer, FarArgument};
+use part::{ImageError, RootImage};
 use place::{FarSpan, HeapPlace, HeapStop, RegionStop};
 use std::time::Instant;
 use view_traits::ViewTypes;
@@ -70,6 +90,8 @@ pub struct HeapCall<'h, F: FarFunction> {
     place: Where,
     within: Duration,
     steps_max: u64,
+    /// Elements that are read, if the root is a collection.
+    window: Range<usize>,
 }
 
 impl<F: FarFunction> core::fmt::Debug for HeapCall<'_, F> {
@@ -80,7 +102,15 @@ impl<F: FarFunction> core::fmt::Debug for HeapCall<'_, F> {
 
 impl<'h, F: FarFunction> HeapCall<'h, F> {
     pub(crate) fn new(core: &'h HeapInner, root: FarRef<'h, F::Root>, argument: F::Argument) -> HeapCall<'h, F> {
-        HeapCall { core, root, argument, place: Where::Auto, within: core.patience, steps_max: STEPS_MAX }
+        HeapCall {
+            core,
+            root,
+            argument,
+            place: Where::Auto,
+            within: core.patience,
+            steps_max: STEPS_MAX,
+            window: 0..usize::MAX,
+        }
     }
 
     /// Sets the place where the function runs. Default: [`Where::Auto`], which chooses the one that
@@ -104,6 +134,12 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// limit of its own.
     pub fn steps(mut self, most: u64) -> Self {
         self.steps_max = most.max(1);
+        self
+    }
+
+    /// Sets which elements the function reads, if the root is a collection.
+    fn window(mut self, elements: Range<usize>) -> Self {
+        self.window = elements;
         self
     }
 
@@ -160,14 +196,22 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// Runs the function at the server. Pages that it meets and must not read there are written
     /// back.
     fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
-        match self.core.number_of(self.root.number.get()) {
-            None => return Err(FarError::OtherHeap.into()),
-            Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
-            Some(_) => {}
-        }
+        let near = match self.root.near {
+            Some(root) => Some(RootImage::of(self.core, root, self.window.clone()).map_err(|error| match error {
+                ImageError::OtherHeap => FarError::OtherHeap.into(),
+                ImageError::TooLong { bytes } => OffloadError::Call(CallError::ArgumentTooLong { bytes }),
+            })?),
+            None => match self.core.number_of(self.root.number.get()) {
+                None => return Err(FarError::OtherHeap.into()),
+                Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
+                Some(_) => None,
+            },
+        };
         let types = ViewTypes::of::<F::Root>();
+        // Tables and the names of changed pages share the room of an argument.
+        let changed_max = CHANGED_MAX.saturating_sub(near.as_ref().map_or(0, |near| near.tables.len()));
         for round in 0..effort.rounds {
-            let changed = self.changed_pages(began, effort)?;
+            let changed = self.changed_pages(began, effort, changed_max)?;
             let call = FarArgument {
                 span: FarSpan {
                     first: self.core.first_page,
@@ -178,6 +222,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 layouts: types.layouts().to_vec(),
                 root: (self.root.place, self.root.number.get()),
                 argument: self.argument.clone(),
+                near: near.clone(),
             };
             let met = match self.core.offload_one::<AtServer<F>>(
                 call,
@@ -191,6 +236,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 }
                 FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable),
                 FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }),
+                FarAnswer::Stopped(RegionStop::TableNear) => return Err(OffloadError::TableNear),
                 FarAnswer::Stopped(RegionStop::Changed(page)) => page,
             };
             // The page that was met, and the more of those around it the oftener that happens: a
@@ -202,10 +248,10 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         Err(CallError::NotNow.into())
     }
 
-    /// Returns the pages that the server must not read.
-    fn changed_pages(&self, began: Instant, effort: Effort) -> Result<Vec<u32>, OffloadError> {
+    /// Returns the pages that the server must not read, at most so many.
+    fn changed_pages(&self, began: Instant, effort: Effort, most: usize) -> Result<Vec<u32>, OffloadError> {
         loop {
-            if let Some(pages) = self.core.changed_pages(CHANGED_MAX) {
+            if let Some(pages) = self.core.changed_pages(most) {
                 return Ok(pages);
             }
             // Too many to be named.
@@ -213,7 +259,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 return Err(CallError::NotNow.into());
             }
             let all = self.core.changed_pages(usize::MAX).unwrap_or_default();
-            self.write_back(all.iter().skip(CHANGED_MAX / 2), began, effort)?;
+            self.write_back(all.iter().skip(most / 2), began, effort)?;
         }
     }
 

@@ -5,12 +5,18 @@
 //! function looks at the place after each poll. So no function goes on by ignoring that its budget
 //! is used up, or that a page must not be read where it is.
 
-use super::view_traits::{FarRef, FarView, Loan};
+use super::bytes::{self, BytesRef, TextRef};
+use super::entries::{self, EntriesRef, EntryCursor};
+use super::items::{ItemCursor, ItemsRef};
+use super::part::{FarPart, ObjectRef, PartBytes, RootImage};
+use super::view_traits::{FarRef, FarView, Loan, ViewSource};
 use crate::error::FarError;
 use crate::heap::{AccessMode, HeapInner, Scope};
 use crate::ptr::Pointer;
 use core::cell::{Cell, RefCell};
+use core::cmp::Ordering;
 use core::future::{Future, pending};
+use core::ops::RangeBounds;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
@@ -18,8 +24,16 @@ use farfield_wic::{CallError, Fault, Place};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// The place where a [`FarFunction`](crate::FarFunction) runs, as far as the function sees it.
-pub trait FarPlace {
+/// The seal of [`FarPlace`]. What reads a part of an object relies on getting that part, and no other.
+pub(super) mod sealed {
+    /// Marker of the places of this crate.
+    #[expect(unnameable_types, reason = "nobody else shall implement it")]
+    pub trait Sealed {}
+}
+
+/// The place where a [`FarFunction`](crate::FarFunction) runs, as far as the function sees it. Only this
+/// crate has places.
+pub trait FarPlace: sealed::Sealed {
     /// Returns a copy of the value to which the pointer leads. At the client, the value comes near
     /// if it is far; at a memory server it is read where it is.
     ///
@@ -32,10 +46,145 @@ pub trait FarPlace {
     /// Takes a step. A loop that follows no pointer calls this, because a function can be ended
     /// only here and in [`FarPlace::follow`].
     fn yield_now(&self) -> impl Future<Output = ()>;
+
+    /// Reads bytes, from the one with index `at` on. Returns how many: fewer than `into` has room for
+    /// only at the end.
+    ///
+    /// Takes a step for each 64 KiB, and one for each whole 4 KiB.
+    fn read<'f>(&'f self, bytes: BytesRef<'f>, at: usize, into: &mut [u8]) -> impl Future<Output = Result<usize, Fault>>
+    where
+        Self: Sized,
+    {
+        bytes::read(self, bytes, at, into)
+    }
+
+    /// Returns a copy of the bytes of this range that exist. Takes the steps of [`FarPlace::read`].
+    ///
+    /// Fails with [`Fault::TooLong`] if there are more than 16 MiB: read these in pieces.
+    fn bytes<'f>(
+        &'f self,
+        bytes: BytesRef<'f>,
+        range: impl RangeBounds<usize>,
+    ) -> impl Future<Output = Result<Vec<u8>, Fault>>
+    where
+        Self: Sized,
+    {
+        bytes::copy(self, bytes, range)
+    }
+
+    /// Returns a copy of a text. Takes the steps of [`FarPlace::read`], and fails as [`FarPlace::bytes`]
+    /// does.
+    fn text<'f>(&'f self, text: TextRef<'f>) -> impl Future<Output = Result<String, Fault>>
+    where
+        Self: Sized,
+    {
+        bytes::text(self, text)
+    }
+
+    /// Returns a walk over the elements of a list, a queue, a stack (from its bottom), a vector or an
+    /// array, in order.
+    ///
+    /// At a server, such a collection must be a part of a root that is near ([`FarRef::near`]). The
+    /// call continues at the client if it is inside of a far value, because its table is near.
+    fn items<'f, T: FarView>(&'f self, items: ItemsRef<'f, T>) -> ItemCursor<'f, Self, T>
+    where
+        Self: Sized,
+    {
+        ItemCursor::new(self, items, ..)
+    }
+
+    /// Returns a walk over the elements with these indices, as far as they exist, as
+    /// [`FarPlace::items`] does. It reads no elements before the first one.
+    fn items_in<'f, T: FarView>(
+        &'f self,
+        items: ItemsRef<'f, T>,
+        range: impl RangeBounds<usize>,
+    ) -> ItemCursor<'f, Self, T>
+    where
+        Self: Sized,
+    {
+        ItemCursor::new(self, items, range)
+    }
+
+    /// Returns the element with this index, if there is one. Takes one step, and one more for each
+    /// whole 4 KiB of the element.
+    fn item<'f, T: FarView>(
+        &'f self,
+        items: ItemsRef<'f, T>,
+        index: usize,
+    ) -> impl Future<Output = Result<Option<T::View<'f>>, Fault>>
+    where
+        Self: Sized,
+    {
+        async move { ItemCursor::new(self, items, index..index.saturating_add(1)).next().await }
+    }
+
+    /// Returns a walk over the entries of an ordered map whose keys lie in a range, in the order of
+    /// their keys: `far.range(map, 10..20)`, `far.range(map, ..)`.
+    fn range<'f, K: FarView, V: FarView>(
+        &'f self,
+        map: EntriesRef<'f, K, V>,
+        range: impl RangeBounds<K::View<'f>>,
+    ) -> EntryCursor<'f, Self, K, V, impl Fn(&K::View<'f>) -> Ordering>
+    where
+        Self: Sized,
+        K::View<'f>: Ord,
+    {
+        EntryCursor::new(self, map, move |key: &K::View<'f>| entries::position(&range, key))
+    }
+
+    /// Returns a walk over the entries of an ordered map for whose keys `position` returns `Equal`:
+    /// for keys before these `Less`, for keys beyond them `Greater`. For keys whose views have no
+    /// order of their own.
+    fn range_by<'f, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering>(
+        &'f self,
+        map: EntriesRef<'f, K, V>,
+        position: B,
+    ) -> EntryCursor<'f, Self, K, V, B>
+    where
+        Self: Sized,
+    {
+        EntryCursor::new(self, map, position)
+    }
+
+    /// Returns the value of a key of an ordered map, if there is one. Takes one step for each level
+    /// of the tree, and one more for each whole 4 KiB of a node.
+    fn get<'f, K: FarView, V: FarView>(
+        &'f self,
+        map: EntriesRef<'f, K, V>,
+        key: K::View<'f>,
+    ) -> impl Future<Output = Result<Option<V::View<'f>>, Fault>>
+    where
+        Self: Sized,
+        K::View<'f>: Ord,
+    {
+        entries::get(self, map, move |other: &K::View<'f>| other.cmp(&key))
+    }
+
+    /// Calls `read` with a part of a far object, which comes near for that at the client. If it
+    /// returns `None`, the bytes are no value, and the function is ended.
+    #[doc(hidden)]
+    fn look<'f, R>(
+        &'f self,
+        part: FarPart<'f>,
+        read: impl FnOnce(&PartBytes<'_, 'f>) -> Option<R>,
+    ) -> impl Future<Output = Result<R, Fault>>;
+
+    /// Begins to bring an object near that is read soon, where that makes sense.
+    #[doc(hidden)]
+    fn announce(&self, object: ObjectRef<'_>);
+
+    /// Returns the tables that came with the call.
+    #[doc(hidden)]
+    fn tables(&self) -> &[u32];
+
+    /// Ends the function, because it needs a table that is near at the client.
+    #[doc(hidden)]
+    fn halt_without_table<R>(&self) -> impl Future<Output = R>;
 }
 
-/// Number of values after which the place at the client lets pages leave that it has used.
-const RENEW_EVERY: u32 = 16;
+/// Number of steps after which the place at the client lets pages leave that it has used.
+const RENEW_EVERY: u64 = 16;
 /// Number of steps after which the time is looked at.
 const LOOK_EVERY: u64 = 64;
 
@@ -50,6 +199,8 @@ pub(super) enum HeapStop {
 pub(super) struct HeapPlace<'h> {
     scope: RefCell<Scope<'h>>,
     steps: Cell<u64>,
+    /// Number of steps at which the scope is renewed.
+    renew_at: Cell<u64>,
     steps_max: u64,
     began: Instant,
     within: Duration,
@@ -59,7 +210,8 @@ pub(super) struct HeapPlace<'h> {
 impl<'h> HeapPlace<'h> {
     pub(super) fn new(core: &'h HeapInner, steps_max: u64, began: Instant, within: Duration) -> HeapPlace<'h> {
         let scope = RefCell::new(Scope::new(core));
-        HeapPlace { scope, steps: Cell::new(0), steps_max, began, within, stop: Cell::new(None) }
+        let (steps, renew_at) = (Cell::new(0), Cell::new(RENEW_EVERY));
+        HeapPlace { scope, steps, renew_at, steps_max, began, within, stop: Cell::new(None) }
     }
 
     pub(super) fn steps(&self) -> u64 {
@@ -87,9 +239,37 @@ impl<'h> HeapPlace<'h> {
         }
     }
 
+    /// Brings something near, and lets pages leave that were used before if that is needed.
+    async fn near<R>(&self, bring: impl Fn() -> Result<R, FarError>) -> Result<R, Fault> {
+        if self.steps.get() >= self.renew_at.get() {
+            self.renew();
+        }
+        let mut result = bring();
+        if result.as_ref().err() == Some(&FarError::NearFull) {
+            self.renew();
+            result = bring();
+        }
+        match result {
+            Ok(found) => Ok(found),
+            Err(FarError::Pool(error)) => Err(error.into()),
+            Err(error) => self.halt(HeapStop::Far(error)).await,
+        }
+    }
+
+    /// Renews the scope. Views are copies, so nothing is kept by it.
+    fn renew(&self) {
+        self.renew_at.set(self.steps.get() + RENEW_EVERY);
+        self.scope.borrow_mut().renew();
+    }
+
     /// Reads a value, which comes near for that.
     fn read<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, FarError> {
         assert!(pointer.is_here, "the places of a function see only pointers of their own");
+        if let Some(root) = pointer.near {
+            // SAFETY: the root is borrowed for `'f`, and nothing that it owns is dropped or changed in
+            // that time (`FarView`).
+            return Ok(root.view(unsafe { Loan::new() }));
+        }
         let slot = Pointer::from_halves(pointer.place, pointer.number);
         let scope = self.scope.borrow();
         let value = slot.address(&scope, AccessMode::Read)?.cast::<T>();
@@ -100,23 +280,12 @@ impl<'h> HeapPlace<'h> {
     }
 }
 
+impl sealed::Sealed for HeapPlace<'_> {}
+
 impl FarPlace for HeapPlace<'_> {
     async fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, Fault> {
         self.step(size_of::<T>()).await;
-        if self.steps.get().is_multiple_of(u64::from(RENEW_EVERY)) {
-            self.scope.borrow_mut().renew();
-        }
-        let mut result = self.read(pointer);
-        if result.as_ref().err() == Some(&FarError::NearFull) {
-            // Views are copies, so nothing is kept by this scope.
-            self.scope.borrow_mut().renew();
-            result = self.read(pointer);
-        }
-        match result {
-            Ok(view) => Ok(view),
-            Err(FarError::Pool(error)) => Err(error.into()),
-            Err(error) => self.halt(HeapStop::Far(error)).await,
-        }
+        self.near(|| self.read(pointer)).await
     }
 
     async fn yield_now(&self) {
@@ -125,6 +294,40 @@ impl FarPlace for HeapPlace<'_> {
         if self.began.elapsed() > self.within {
             self.halt(HeapStop::Call(CallError::TimedOut { after: self.within })).await
         }
+    }
+
+    async fn look<'f, R>(
+        &'f self,
+        part: FarPart<'f>,
+        read: impl FnOnce(&PartBytes<'_, 'f>) -> Option<R>,
+    ) -> Result<R, Fault> {
+        let FarPart { object, offset, len } = part;
+        assert!(object.is_here, "the places of a function see only pointers of their own");
+        self.step(len).await;
+        let slot = Pointer::from_halves(object.place, object.number);
+        let address = self.near(|| slot.address(&self.scope.borrow(), AccessMode::Read)).await?;
+        let found = {
+            // As long as this is borrowed, what `read` calls cannot renew the scope.
+            let _scope = self.scope.borrow();
+            // SAFETY: the pointer was made of a collection that is lent for `'f`, so the object is
+            // there, with these bytes, and is neither freed nor changed in that time. It is near as
+            // long as the scope, which is not renewed before `read` returns.
+            read(&unsafe { PartBytes::near(address.add(offset), len) })
+        };
+        Ok(found.unwrap_or_else(|| unreachable!("the parts of a collection are as it made them")))
+    }
+
+    fn announce(&self, object: ObjectRef<'_>) {
+        let scope = self.scope.borrow();
+        scope.core.prefetch(scope.record, scope.core.number_of(object.number.get()));
+    }
+
+    fn tables(&self) -> &[u32] {
+        &[]
+    }
+
+    async fn halt_without_table<R>(&self) -> R {
+        unreachable!("tables are at the client")
     }
 }
 
@@ -150,6 +353,8 @@ pub enum RegionStop {
     Movable,
     /// The bytes at this offset are no value of the type that the pointer has.
     NoValue(u64),
+    /// The function has met a collection inside of a far value, whose table is near at the client.
+    TableNear,
 }
 
 /// The place over the bytes of the heap's region, wherever those are read.
@@ -159,11 +364,13 @@ pub(super) struct RegionPlace<'p, P: Place> {
     pages: u32,
     numbers: u64,
     changed: Vec<u32>,
+    /// The root, if it is near at the client.
+    root: RootImage,
     stop: Cell<Option<RegionStop>>,
 }
 
 impl<'p, P: Place> RegionPlace<'p, P> {
-    pub(super) fn new(place: &'p P, span: FarSpan) -> RegionPlace<'p, P> {
+    pub(super) fn new(place: &'p P, span: FarSpan, root: Option<RootImage>) -> RegionPlace<'p, P> {
         let mut changed = span.changed;
         let mut last = 0u32;
         for page in &mut changed {
@@ -171,7 +378,8 @@ impl<'p, P: Place> RegionPlace<'p, P> {
             *page = last;
         }
         let (first, pages, numbers) = (span.first, span.pages, span.numbers);
-        RegionPlace { place, first, pages, numbers, changed, stop: Cell::new(None) }
+        let root = root.unwrap_or(RootImage { bytes: Vec::new(), tables: Vec::new() });
+        RegionPlace { place, first, pages, numbers, changed, root, stop: Cell::new(None) }
     }
 
     pub(super) fn stopped(&self) -> Option<RegionStop> {
@@ -183,6 +391,27 @@ impl<'p, P: Place> RegionPlace<'p, P> {
         pending().await
     }
 
+    /// Reads bytes of an object, and returns their offset in the region, too.
+    async fn fetch(&self, place: u32, number: u32, offset: usize, len: usize) -> Result<(u64, P::Bytes<'_>), Fault> {
+        let number = number.wrapping_sub(self.first);
+        if number >= self.pages && u64::from(number) < self.numbers {
+            return self.halt(RegionStop::Movable).await;
+        }
+        let card = u64::from(SlotHint(place).card());
+        let start = u64::from(number) * PAGE_BYTES as u64 + card * CARD_BYTES as u64;
+        let offset = start.saturating_add(offset as u64);
+        if number >= self.pages {
+            // A step, so that a function that goes on all the same ends.
+            self.place.yield_now().await;
+            return Err(Fault::OutOfRange { offset });
+        }
+        let last = offset.saturating_add((len as u64).saturating_sub(1)) / PAGE_BYTES as u64;
+        if let Some(page) = self.changed(offset / PAGE_BYTES as u64, last) {
+            return self.halt(RegionStop::Changed(page)).await;
+        }
+        Ok((offset, self.place.read_range(offset, len).await?))
+    }
+
     /// Returns the first of these pages of which the client has a newer version.
     fn changed(&self, first: u64, last: u64) -> Option<u32> {
         let index = self.changed.partition_point(|page| u64::from(*page) < first);
@@ -190,30 +419,51 @@ impl<'p, P: Place> RegionPlace<'p, P> {
     }
 }
 
+impl<P: Place> sealed::Sealed for RegionPlace<'_, P> {}
+
 impl<P: Place> FarPlace for RegionPlace<'_, P> {
     async fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, Fault> {
-        let number = pointer.number.get().wrapping_sub(self.first);
-        if number >= self.pages && u64::from(number) < self.numbers {
-            return self.halt(RegionStop::Movable).await;
-        }
-        let card = u64::from(SlotHint(pointer.place).card());
-        let offset = u64::from(number) * PAGE_BYTES as u64 + card * CARD_BYTES as u64;
-        if number >= self.pages {
-            // A step, so that a function that goes on all the same ends.
+        if pointer.is_root {
             self.place.yield_now().await;
-            return Err(Fault::OutOfRange { offset });
+            let bytes = Some(&*self.root.bytes).filter(|bytes| bytes.len() == size_of::<T>());
+            let view = bytes.and_then(|bytes| T::decode(bytes, ViewSource::Root));
+            return match view {
+                Some(view) => Ok(view),
+                None => self.halt(RegionStop::NoValue(0)).await,
+            };
         }
-        let last = (offset + (size_of::<T>() as u64).saturating_sub(1)) / PAGE_BYTES as u64;
-        if let Some(page) = self.changed(u64::from(number), last) {
-            return self.halt(RegionStop::Changed(page)).await;
-        }
-        let bytes = self.place.read_range(offset, size_of::<T>()).await?;
-        let view = T::decode(&bytes);
+        let (offset, bytes) = self.fetch(pointer.place, pointer.number.get(), 0, size_of::<T>()).await?;
+        let view = T::decode(&bytes, ViewSource::Region);
         drop(bytes);
         match view {
             Some(view) => Ok(view),
             None => self.halt(RegionStop::NoValue(offset)).await,
         }
+    }
+
+    async fn look<'f, R>(
+        &'f self,
+        part: FarPart<'f>,
+        read: impl FnOnce(&PartBytes<'_, 'f>) -> Option<R>,
+    ) -> Result<R, Fault> {
+        let FarPart { object, offset, len } = part;
+        let (offset, bytes) = self.fetch(object.place, object.number.get(), offset, len).await?;
+        let found = read(&PartBytes::of(&bytes));
+        drop(bytes);
+        match found {
+            Some(found) => Ok(found),
+            None => self.halt(RegionStop::NoValue(offset)).await,
+        }
+    }
+
+    fn announce(&self, _: ObjectRef<'_>) {}
+
+    fn tables(&self) -> &[u32] {
+        &self.root.tables
+    }
+
+    async fn halt_without_table<R>(&self) -> R {
+        self.halt(RegionStop::TableNear).await
     }
 
     async fn yield_now(&self) {

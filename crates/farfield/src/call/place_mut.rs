@@ -4,7 +4,8 @@
 //! below only reads, wherever it is, and a function that does not end well has changed nothing.
 
 use super::overlay::{ChangeList, ChangeStop, Overlay, OverlayLimits};
-use super::place::FarPlace;
+use super::part::{FarPart, ObjectRef, PartBytes};
+use super::place::{FarPlace, sealed};
 use super::view_mut::{FarMut, FarViewMut, OwnedTypes};
 use super::view_traits::{FarRef, FarView};
 use core::cell::{Cell, RefCell};
@@ -145,6 +146,8 @@ fn encoded<T: FarViewMut>(view: &T::ViewMut<'_>) -> Vec<u8> {
     bytes
 }
 
+impl<P: FarPlace> sealed::Sealed for OverlayPlace<'_, P> {}
+
 impl<P: FarPlace> FarPlace for OverlayPlace<'_, P> {
     fn follow<'f, T: FarView>(
         &'f self,
@@ -156,6 +159,27 @@ impl<P: FarPlace> FarPlace for OverlayPlace<'_, P> {
 
     fn yield_now(&self) -> impl Future<Output = ()> {
         self.below.yield_now()
+    }
+
+    // Nothing is stored over collections either.
+    fn look<'f, R>(
+        &'f self,
+        part: FarPart<'f>,
+        read: impl FnOnce(&PartBytes<'_, 'f>) -> Option<R>,
+    ) -> impl Future<Output = Result<R, Fault>> {
+        self.below.look(part, read)
+    }
+
+    fn announce(&self, object: ObjectRef<'_>) {
+        self.below.announce(object);
+    }
+
+    fn tables(&self) -> &[u32] {
+        self.below.tables()
+    }
+
+    fn halt_without_table<R>(&self) -> impl Future<Output = R> {
+        self.below.halt_without_table()
     }
 }
 

@@ -2,6 +2,7 @@
 //! and against bytes there that nobody wrote: a server believes none of them.
 
 use super::function::{AtServer, FarAnswer, FarArgument, FarFunction};
+use super::part::RootImage;
 use super::place::{FarPlace, FarSpan, RegionStop};
 use super::view_traits::{FarRef, ViewTypes};
 use crate::{CallError, FarArc, FarBox, FarError, FarView, Heap, OffloadError, Plane, Where};
@@ -62,7 +63,7 @@ fn slot(page: u32, card: u8) -> (u32, u32) {
 
 fn argument(root: (u32, u32), changed: Vec<u32>) -> FarArgument<()> {
     let span = FarSpan { first: FIRST, pages: PAGES, numbers: u64::from(PAGES) + 10, changed };
-    FarArgument { span, layouts: ViewTypes::of::<Node>().layouts().to_vec(), root, argument: () }
+    FarArgument { span, layouts: ViewTypes::of::<Node>().layouts().to_vec(), root, argument: (), near: None }
 }
 
 fn run(bytes: Vec<u8>, call: FarArgument<()>) -> Result<FarAnswer<u64>, Stop> {
@@ -203,11 +204,22 @@ fn fields_of_all_kinds_are_read_alike_in_the_heap_and_over_its_bytes() {
     let root = everything(&heap, 6, &shared);
     let here = heap.call::<Tell>(&root, String::from("all: ")).at(Where::Client).run().unwrap();
     assert!(here.starts_with("all: -1267650600228229401496703205370 1.5 6 \u{1F30D} ä 7 !; "), "{here}");
-    let high = heap.core().segments.high_page();
+    let bytes = region_of(&heap);
+    let call = argument_of(&heap, FarRef::from(&root), String::from("all: "));
+    for seed in 0..20 {
+        let there = Sim::new(seed, bytes.clone()).run_one::<AtServer<Tell>>(call.clone()).unwrap();
+        assert!(matches!(there, FarAnswer::Done(there) if there == here));
+    }
+}
+
+/// Writes a heap's pages back, and returns the bytes of its region as a server would have them.
+pub(super) fn region_of(heap: &Heap) -> Vec<u8> {
+    use farfield_pool::{Backend, Buffer, LaneRequest, Op, Priority};
+    let core = heap.core();
+    let high = core.segments.high_page();
     heap.write_back([crate::FarRange { start: 0, len: u64::from(high) << 12 }]).unwrap();
-    let space_reader = |page: u32| {
-        use farfield_pool::{Backend, Buffer, LaneRequest, Op, Priority};
-        let mut lane = heap.core().backend.open_lane().unwrap();
+    let mut lane = core.backend.open_lane().unwrap();
+    let mut read = |page: u32| {
         let op = Op::Read { page: farfield_core::PageId(page.into()), buffer: Buffer::new(1) };
         let request = LaneRequest { tag: 0, priority: Priority::Demand, deadline: Duration::from_secs(10), op };
         assert!(lane.submit(request).is_ok());
@@ -217,18 +229,18 @@ fn fields_of_all_kinds_are_read_alike_in_the_heap_and_over_its_bytes() {
         }
         done.pop().unwrap().buffer.unwrap().page(0).to_vec()
     };
-    let bytes: Vec<u8> = (0..high).flat_map(space_reader).collect();
+    (0..high).flat_map(&mut read).collect()
+}
+
+/// The argument of a call over such a region.
+pub(super) fn argument_of<T: FarView, A>(heap: &Heap, root: FarRef<'_, T>, argument: A) -> FarArgument<A> {
     let core = heap.core();
-    let root = FarRef::from(&root);
-    let call = FarArgument {
+    FarArgument {
         span: FarSpan { first: core.first_page, pages: core.pages, numbers: core.numbers(), changed: vec![] },
-        layouts: ViewTypes::of::<Everything>().layouts().to_vec(),
+        layouts: ViewTypes::of::<T>().layouts().to_vec(),
         root: (root.place, root.number.get()),
-        argument: String::from("all: "),
-    };
-    for seed in 0..20 {
-        let there = Sim::new(seed, bytes.clone()).run_one::<AtServer<Tell>>(call.clone()).unwrap();
-        assert!(matches!(there, FarAnswer::Done(there) if there == here));
+        argument,
+        near: root.near.map(|root| RootImage::of(core, root, 0..usize::MAX).unwrap()),
     }
 }
 

@@ -5,7 +5,8 @@
 //! of a [`FarBox`] in a value to which a `FarMut` leads. So whatever it leads to has one owner, and
 //! nobody else sees it during the call. A [`FarArc`] gives a [`FarRef`], which no store accepts.
 
-use super::view_traits::{FarRef, FarView, Loan, ViewTypes};
+use super::part::NearTables;
+use super::view_traits::{FarRef, FarView, Loan, ViewSource, ViewTypes};
 use crate::ptr::{FarArc, FarBox, Follow};
 use core::any::TypeId;
 use core::fmt::Debug;
@@ -187,8 +188,12 @@ unsafe impl<T: FarViewMut> FarView for Changeable<T> {
     }
 
     #[inline]
-    fn decode<'f>(bytes: &[u8]) -> Option<T::ViewMut<'f>> {
+    fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<T::ViewMut<'f>> {
         T::decode_mut(bytes)
+    }
+
+    fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+        self.0.write_image(image, tables);
     }
 
     fn add_pointees(types: &mut ViewTypes) {

@@ -5,6 +5,7 @@
 //! owner a [`FarRef`], which owns nothing. It is made of the value where the heap is, and of the
 //! value's bytes anywhere else, so a server never has a value whose bytes it must believe.
 
+use super::part::NearTables;
 use crate::ptr::{FarArc, FarBox, Follow, Pointer};
 use core::any::TypeId;
 use core::fmt::Debug;
@@ -12,12 +13,16 @@ use core::marker::PhantomData;
 use core::num::NonZeroU32;
 
 /// A type whose values a [`FarFunction`](crate::FarFunction) can read, at the client and at a memory
-/// server: plain numbers and far pointers. `#[derive(FarView)]` implements it for a struct.
+/// server: plain values and far pointers. `#[derive(FarView)]` implements it for structs, and for
+/// enums with a primitive representation.
 ///
-/// Fields can be integers, floating-point numbers, `bool`, `char`, [`FarBox`] and [`FarArc`] of a
-/// type that is `FarView` too, or an `Option` of those pointers, other structs with this derive, and
-/// arrays of all these. For a struct `Node`, the derive makes a struct `NodeView` with the same fields, in
-/// which each pointer is a [`FarRef`]. A function gets that one.
+/// Fields can be integers, floating-point numbers, `bool`, `char`, and `Option`s of these; [`FarBox`]
+/// and [`FarArc`] of a type that is `FarView` too, or an `Option` of those pointers;
+/// [`FarBytes`](crate::FarBytes), [`FarString`](crate::FarString), and lists, queues, stacks, vectors,
+/// arrays and ordered maps and sets of such types; other types with this derive; arrays of all these,
+/// and tuples of up to four. For a type `Node`, the derive makes a
+/// type `NodeView` with the same fields or variants, in which each pointer is a [`FarRef`]. A function
+/// gets that one.
 ///
 /// ```
 /// use farfield::{FarBox, FarView};
@@ -27,6 +32,25 @@ use core::num::NonZeroU32;
 ///     key: u64,
 ///     weights: [f32; 4],
 ///     next: Option<FarBox<Node>>,
+/// }
+///
+/// #[derive(FarView)]
+/// #[repr(u8)]
+/// enum Event {
+///     Opened { at: u64 },
+///     Moved(FarBox<Node>, Option<f64>),
+///     Closed = 9,
+/// }
+/// ```
+///
+/// The tag of an enum is compared with those of its variants where bytes are read. Where Rust does
+/// not say where the tag lies, a server cannot do that:
+///
+/// ```compile_fail
+/// #[derive(farfield::FarView)]
+/// enum Event {
+///     Opened { at: u64 }, // error: give it a tag with #[repr(u8)]
+///     Closed,
 /// }
 /// ```
 ///
@@ -44,6 +68,36 @@ use core::num::NonZeroU32;
 /// struct Borrowing<'a> {
 ///     name: &'a u64, // error: a far value outlives every borrow
 /// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Named {
+///     name: &'static str, // error: the trait bound `&'static str: FarView` is not satisfied
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// #[repr(u8)]
+/// enum Name {
+///     None,
+///     Some(Option<String>), // error: the trait bound `Option<String>: FarView` is not satisfied
+/// }
+/// ```
+///
+/// Addresses of code and of data are those of one process:
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Callback {
+///     call: fn(u64) -> u64, // error: the trait bound `fn(u64) -> u64: FarView` is not satisfied
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView)]
+/// struct Raw(*const u64); // error: the trait bound `*const u64: FarView` is not satisfied
 /// ```
 ///
 /// ```compile_fail,E0277
@@ -67,13 +121,25 @@ use core::num::NonZeroU32;
 /// }
 /// ```
 ///
+/// ```compile_fail,E0119
+/// #[derive(farfield::FarView)]
+/// #[repr(u8)]
+/// enum Handle {
+///     Open(i32),
+/// }
+///
+/// impl Drop for Handle {
+///     fn drop(&mut self) {} // error: conflicting implementations of trait `HasNoDestructor`
+/// }
+/// ```
+///
 /// # Safety
 /// As long as a value is shared, none of its bytes changes except those that say where a far
 /// pointer's value was last seen. `decode` reads exactly the bytes of a value.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read at a memory server",
-    note = "fields of a FarView are numbers, `bool`, `char`, `FarBox`, `FarArc`, options of those two, arrays, and \
-            structs with `#[derive(FarView)]`"
+    note = "fields of a FarView are numbers, `bool`, `char`, `FarBox`, `FarArc`, options of all these, arrays, tuples, \
+            far collections, and types with `#[derive(FarView)]`"
 )]
 pub unsafe trait FarView: Sized + 'static {
     /// Copy of a value, in which far pointers are [`FarRef`]s.
@@ -90,13 +156,18 @@ pub unsafe trait FarView: Sized + 'static {
 
     /// Makes the view of a value with these bytes; `None` if no value has them.
     #[doc(hidden)]
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>>;
+    fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>>;
+
+    /// Writes bytes of which [`FarView::decode`] makes the view elsewhere, over zeros. What is near,
+    /// such as the table of a list, goes to `tables`.
+    #[doc(hidden)]
+    fn write_image(&self, image: &mut [u8], tables: &mut NearTables);
 
     /// Makes the views of an array with these bytes.
     #[doc(hidden)]
-    fn decode_array<'f, const N: usize>(bytes: &[u8]) -> Option<[Self::View<'f>; N]> {
+    fn decode_array<'f, const N: usize>(bytes: &[u8], source: ViewSource) -> Option<[Self::View<'f>; N]> {
         let element = |index: usize| bytes.get(index * size_of::<Self>()..(index + 1) * size_of::<Self>());
-        let decoded: [_; N] = core::array::from_fn(|index| Self::decode(element(index)?));
+        let decoded: [_; N] = core::array::from_fn(|index| Self::decode(element(index)?, source));
         // An array is made only if all its elements are values.
         if decoded.iter().any(Option::is_none) {
             return None;
@@ -109,6 +180,16 @@ pub unsafe trait FarView: Sized + 'static {
     fn add_pointees(types: &mut ViewTypes);
 }
 
+/// Where the bytes of a view are from.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ViewSource {
+    /// The region of the heap: what a pointer leads to.
+    Region,
+    /// The image of a root, which came with the call.
+    Root,
+}
+
 /// Permission to make views of values that stay as they are for `'f`.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +198,7 @@ pub struct Loan<'f>(PhantomData<&'f ()>);
 impl Loan<'_> {
     /// # Safety
     /// The value that is viewed stays alive and unchanged for this lifetime.
-    pub(super) unsafe fn new<'f>() -> Loan<'f> {
+    pub(crate) unsafe fn new<'f>() -> Loan<'f> {
         Loan(PhantomData)
     }
 }
@@ -125,14 +206,18 @@ impl Loan<'_> {
 /// A far pointer that owns nothing, with which a [`FarFunction`](crate::FarFunction) follows an owner
 /// ([`FarPlace::follow`](crate::FarPlace::follow)).
 ///
-/// `FarRef::from(&owner)` makes one of a [`FarBox`] or a [`FarArc`], and borrows it.
+/// `FarRef::from(&owner)` makes one of a [`FarBox`] or a [`FarArc`], and borrows it. One of a near value,
+/// such as a struct of collections, is a root for [`Heap::call`](crate::Heap::call) ([`FarRef::near`]).
 pub struct FarRef<'f, T: FarView> {
     /// The halves of the slot word.
     pub(super) place: u32,
     pub(super) number: NonZeroU32,
     /// Whether it was made of an owner in this process, which is borrowed for `'f`.
     pub(super) is_here: bool,
-    points: PhantomData<&'f T>,
+    /// Whether it leads to a root that is near at the client, and has no number.
+    pub(super) is_root: bool,
+    /// That root, in its process.
+    pub(super) near: Option<&'f T>,
 }
 
 impl<T: FarView> Clone for FarRef<'_, T> {
@@ -150,14 +235,26 @@ impl<T: FarView> Debug for FarRef<'_, T> {
 }
 
 impl<'f, T: FarView> FarRef<'f, T> {
+    /// Makes one of a value that is not in far memory, for [`Heap::call`](crate::Heap::call): a
+    /// structure whose fields are far, such as collections. It travels with the call.
+    pub fn near(value: &'f T) -> FarRef<'f, T> {
+        FarRef { is_here: true, near: Some(value), ..FarRef::root() }
+    }
+
+    /// Makes one of the root that came with the call.
+    pub(super) fn root() -> FarRef<'f, T> {
+        FarRef { place: 0, number: NonZeroU32::MAX, is_here: false, is_root: true, near: None }
+    }
+
     pub(super) fn of(pointer: &Pointer, _: Loan<'f>) -> FarRef<'f, T> {
         let (place, number) = pointer.halves();
-        FarRef { place, number, is_here: true, points: PhantomData }
+        FarRef { place, number, is_here: true, is_root: false, near: None }
     }
 
     /// Makes a pointer of a slot word's halves, which may be those of no value.
     pub(super) fn elsewhere(place: u32, number: u32) -> Option<FarRef<'f, T>> {
-        Some(FarRef { place, number: NonZeroU32::new(number)?, is_here: false, points: PhantomData })
+        let number = NonZeroU32::new(number)?;
+        Some(FarRef { place, number, is_here: false, is_root: false, near: None })
     }
 
     fn decode(bytes: &[u8]) -> Option<FarRef<'f, T>> {
@@ -270,13 +367,17 @@ macro_rules! numbers {
             }
 
             #[inline]
-            fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+            fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<Self::View<'f>> {
                 Some(<$number>::from_ne_bytes(bytes.try_into().ok()?))
+            }
+
+            fn write_image(&self, image: &mut [u8], _: &mut NearTables) {
+                image.copy_from_slice(&self.to_ne_bytes());
             }
 
             // In one loop, which the compiler makes a copy of.
             #[inline]
-            fn decode_array<'f, const N: usize>(bytes: &[u8]) -> Option<[Self::View<'f>; N]> {
+            fn decode_array<'f, const N: usize>(bytes: &[u8], _: ViewSource) -> Option<[Self::View<'f>; N]> {
                 let (numbers, rest) = bytes.as_chunks();
                 let mut array = [<$number>::default(); N];
                 array.iter_mut().zip(numbers).for_each(|(into, number)| *into = <$number>::from_ne_bytes(*number));
@@ -300,7 +401,11 @@ unsafe impl FarView for bool {
         *self
     }
 
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
+    fn write_image(&self, image: &mut [u8], _: &mut NearTables) {
+        image[0] = u8::from(*self);
+    }
+
+    fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<Self::View<'f>> {
         match bytes {
             [0] => Some(false),
             [1] => Some(true),
@@ -321,8 +426,12 @@ unsafe impl FarView for char {
         *self
     }
 
-    fn decode<'f>(bytes: &[u8]) -> Option<Self::View<'f>> {
-        char::from_u32(u32::decode(bytes)?)
+    fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<Self::View<'f>> {
+        char::from_u32(u32::decode(bytes, source)?)
+    }
+
+    fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+        u32::from(*self).write_image(image, tables);
     }
 
     fn add_pointees(_: &mut ViewTypes) {}
@@ -338,8 +447,14 @@ unsafe impl<T: FarView, const N: usize> FarView for [T; N] {
         core::array::from_fn(|index| self[index].view(loan))
     }
 
-    fn decode<'f>(bytes: &[u8]) -> Option<[T::View<'f>; N]> {
-        T::decode_array(bytes)
+    fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<[T::View<'f>; N]> {
+        T::decode_array(bytes, source)
+    }
+
+    fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+        for (index, element) in self.iter().enumerate() {
+            element.write_image(&mut image[index * size_of::<T>()..(index + 1) * size_of::<T>()], tables);
+        }
     }
 
     fn add_pointees(types: &mut ViewTypes) {
@@ -362,8 +477,15 @@ macro_rules! owners {
             }
 
             #[inline]
-            fn decode<'f>(bytes: &[u8]) -> Option<FarRef<'f, T>> {
+            fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<FarRef<'f, T>> {
                 FarRef::decode(bytes)
+            }
+
+            fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+                let (place, number) = self.pointer().halves();
+                tables.note(number.get());
+                image[..4].copy_from_slice(&place.to_ne_bytes());
+                image[4..8].copy_from_slice(&number.get().to_ne_bytes());
             }
 
             fn add_pointees(types: &mut ViewTypes) {
@@ -383,8 +505,14 @@ macro_rules! owners {
             }
 
             #[inline]
-            fn decode<'f>(bytes: &[u8]) -> Option<Option<FarRef<'f, T>>> {
+            fn decode<'f>(bytes: &[u8], _: ViewSource) -> Option<Option<FarRef<'f, T>>> {
                 (bytes.len() == size_of::<Self>()).then(|| FarRef::decode(bytes))
+            }
+
+            fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
+                if let Some(owner) = self {
+                    owner.write_image(image, tables);
+                }
             }
 
             fn add_pointees(types: &mut ViewTypes) {

@@ -22,7 +22,7 @@ use core::ops::RangeBounds;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FarBTreeSet<T: Send + 'static> {
-    map: FarBTreeMap<T, ()>,
+    pub(super) map: FarBTreeMap<T, ()>,
 }
 
 impl<T: Send + 'static> FarBTreeSet<T> {

@@ -25,8 +25,8 @@ use std::alloc::Layout;
 /// Near memory: 24 bytes. Without bytes it owns no far memory.
 pub struct FarBytes {
     /// The far object with the bytes; nothing, if `room` is 0.
-    cell: SlotCell,
-    len: usize,
+    pub(super) cell: SlotCell,
+    pub(super) len: usize,
     /// Size of the object in bytes.
     room: usize,
 }

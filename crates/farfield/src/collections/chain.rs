@@ -6,6 +6,7 @@
 
 mod parts;
 
+use crate::call::ChunkPlace;
 use crate::error::{AllocError, FarError};
 use crate::heap::{AccessMode, HeapInner, HeapRef, Panics, Scope, SlotCell, SlotWord, Teardown, drop_collection};
 use core::marker::PhantomData;
@@ -26,7 +27,7 @@ pub(super) struct Chain<T: Send + 'static> {
 }
 
 /// A far chunk, whose elements are `start..start + len`.
-struct ChainChunk {
+pub(crate) struct ChainChunk {
     /// Nothing, if the chunk is not used.
     cell: SlotCell,
     start: u16,
@@ -36,6 +37,14 @@ struct ChainChunk {
 }
 
 const _: () = assert!(size_of::<ChainChunk>() == 24);
+
+impl ChainChunk {
+    /// Returns where the chunk's elements are, and the number of the next chunk, if the chunk is used.
+    pub(crate) fn place(&self) -> Option<(ChunkPlace, u32)> {
+        let slot = self.cell.load()?;
+        Some((ChunkPlace { slot, start: self.start, len: self.len }, self.next))
+    }
+}
 
 const NONE: u32 = u32::MAX;
 
@@ -85,6 +94,16 @@ impl<T: Send + 'static> Chain<T> {
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the table of the chunks.
+    pub(super) fn table(&self) -> &[ChainChunk] {
+        &self.chunks
+    }
+
+    /// Returns the number of the first chunk; no chunk has it if there is none.
+    pub(super) fn first(&self) -> u32 {
+        self.first
     }
 
     /// Returns the heap of the chain, if it has one.

@@ -45,11 +45,14 @@ mod stack;
 mod string;
 mod tables;
 mod vec;
+mod views;
 
 pub use array::FarArray;
+pub(crate) use btree::NodeLayout;
 pub use btree::{BTreeEntry, FarBTreeMap, OccupiedBTreeEntry, RangeIter, RangeIterMut, VacantBTreeEntry};
 pub use btree_set::FarBTreeSet;
 pub use bytes::FarBytes;
+pub(crate) use chain::ChainChunk;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
 pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX};

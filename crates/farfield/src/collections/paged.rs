@@ -47,6 +47,11 @@ impl<T: Send + 'static> Paged<T> {
         self.prefetch_mode.as_deref().copied().unwrap_or_default()
     }
 
+    /// Returns the first page of each extent. Pages are numbered over all heaps.
+    pub(super) fn extents(&self) -> &[u32] {
+        &self.extents
+    }
+
     /// Returns the number of units that exist.
     pub(super) fn made(&self) -> usize {
         self.made

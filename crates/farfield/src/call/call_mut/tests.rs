@@ -365,6 +365,7 @@ where
         layouts: ViewTypes::of::<Changeable<F::Root>>().layouts().to_vec(),
         root: (root.place, root.number.get()),
         argument: ChangingArgument { limits: limits(heap), argument },
+        near: None,
     }
 }
 

@@ -10,6 +10,7 @@ mod range;
 mod snapshot;
 mod teardown;
 mod tree;
+mod view;
 mod walk;
 mod whole;
 
@@ -20,6 +21,8 @@ use crate::error::{AllocError, FarError};
 use crate::heap::{AccessMode, HeapRef, Scope, SlotCell};
 use core::borrow::Borrow;
 use core::marker::PhantomData;
+pub(crate) use node::NodeLayout;
+
 use node::Node;
 use teardown::BTreeTeardown;
 use tree::{NodePosition, PathIndices};

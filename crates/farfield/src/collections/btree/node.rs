@@ -25,18 +25,18 @@ impl<K, V> Copy for Node<K, V> {}
 
 /// Layout of a kind of node, as byte offsets of its parts.
 #[derive(Clone, Copy)]
-struct NodeLayout {
-    keys: usize,
-    values: usize,
-    children: usize,
-    bytes: usize,
+pub(crate) struct NodeLayout {
+    pub(crate) keys: usize,
+    pub(crate) values: usize,
+    pub(crate) children: usize,
+    pub(crate) bytes: usize,
     /// Most entries: an odd number, so that a full node splits into two of the smallest allowed
     /// size and an entry.
-    entries_max: usize,
+    pub(crate) entries_max: usize,
 }
 
 impl NodeLayout {
-    const fn of<K, V>(is_leaf: bool) -> NodeLayout {
+    pub(crate) const fn of<K, V>(is_leaf: bool) -> NodeLayout {
         let child = if is_leaf { 0 } else { size_of::<SlotCell>() };
         let entry = size_of::<K>() + size_of::<V>() + child;
         // Alignment wastes at most this much.

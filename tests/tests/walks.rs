@@ -1,0 +1,382 @@
+//! Does a function that walks collections answer alike in the heap and beside the memory?
+//!
+//! Danger: a table at the client that says something else than the pages at the server; elements that were changed near and
+//! not written back; a map of another build, whose nodes lie otherwise. `FARFIELD_SEED` repeats the choices.
+
+use farfield::{
+    AtServer, CallError, FarBTreeMap, FarBox, FarFold, FarFunction, FarList, FarPlace, FarQueue, FarRef, FarString,
+    FarVec, FarView, Fault, Fold, Heap, OffloadError, Plane, Where,
+};
+use farfield_server::{Config, Server};
+use farfield_tests::{MIB, PATIENCE, seeded};
+use farfield_wic::Registry;
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
+
+/// Orders of a shop: the map says what each is, the list in which order they came, and the queue which are not paid.
+#[derive(FarView, Default)]
+struct Shop {
+    orders: FarBTreeMap<u64, Order>,
+    arrivals: FarList<u64>,
+    unpaid: FarQueue<(u64, u32)>,
+    prices: FarVec<u32>,
+}
+
+#[derive(FarView)]
+struct Order {
+    customer: FarString,
+    state: State,
+    lines: Option<FarBox<Lines>>,
+}
+
+#[derive(FarView, Clone, Copy, PartialEq, Debug)]
+#[repr(u8)]
+enum State {
+    Open,
+    Shipped { day: u16 },
+}
+
+/// What was ordered: items and numbers.
+#[derive(FarView)]
+struct Lines {
+    lines: [(u32, u16); 4],
+    padding: [u64; 30],
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Report {
+    orders: u64,
+    shipped: u64,
+    days: u64,
+    letters: u64,
+    cents: u64,
+    arrivals: u64,
+    unpaid: u64,
+    found: Option<u64>,
+}
+
+/// A report about the orders of a range, the last one asked for by its key.
+struct Reporting;
+
+impl FarFunction for Reporting {
+    const NAME: &'static str = "test.reporting";
+    const VERSION: u32 = 1;
+    type Root = Shop;
+    type Argument = Range<u64>;
+    type Answer = Report;
+
+    async fn run<P: FarPlace>(far: &P, root: FarRef<'_, Shop>, keys: Range<u64>) -> Result<Report, Fault> {
+        let shop = far.follow(root).await?;
+        let mut report =
+            Report { orders: 0, shipped: 0, days: 0, letters: 0, cents: 0, arrivals: 0, unpaid: 0, found: None };
+        let mut orders = far.range(shop.orders, keys.clone());
+        while let Some((_, order)) = orders.next().await? {
+            report.orders += 1;
+            report.letters += far.text(order.customer).await?.len() as u64;
+            if let StateView::Shipped { day } = order.state {
+                (report.shipped, report.days) = (report.shipped + 1, report.days + u64::from(day));
+            }
+            if let Some(lines) = order.lines {
+                for (item, number) in far.follow(lines).await?.lines {
+                    let price = far.item(shop.prices, item as usize).await?.unwrap_or(0);
+                    report.cents += u64::from(price) * u64::from(number);
+                }
+            }
+        }
+        let mut arrivals = far.items(shop.arrivals);
+        while let Some(key) = arrivals.next().await? {
+            report.arrivals = report.arrivals.wrapping_mul(31).wrapping_add(key);
+        }
+        let mut unpaid = far.items(shop.unpaid);
+        while let Some((key, cents)) = unpaid.next().await? {
+            report.unpaid += if keys.contains(&key) { u64::from(cents) } else { 0 };
+        }
+        report.found = far.get(shop.orders, keys.end).await?.map(|order| order.customer.len() as u64);
+        Ok(report)
+    }
+}
+
+type TwinOrder = (String, State, [(u32, u16); 4]);
+
+/// The same shop here.
+#[derive(Default)]
+struct Twin {
+    orders: BTreeMap<u64, TwinOrder>,
+    arrivals: VecDeque<u64>,
+    unpaid: VecDeque<(u64, u32)>,
+    prices: Vec<u32>,
+}
+
+impl Twin {
+    fn report(&self, keys: Range<u64>) -> Report {
+        let mut report =
+            Report { orders: 0, shipped: 0, days: 0, letters: 0, cents: 0, arrivals: 0, unpaid: 0, found: None };
+        for (customer, state, lines) in self.orders.range(keys.clone()).map(|(_, order)| order) {
+            report.orders += 1;
+            report.letters += customer.len() as u64;
+            if let State::Shipped { day } = state {
+                (report.shipped, report.days) = (report.shipped + 1, report.days + u64::from(*day));
+            }
+            for (item, number) in lines {
+                report.cents += u64::from(self.prices.get(*item as usize).copied().unwrap_or(0)) * u64::from(*number);
+            }
+        }
+        report.arrivals = self.arrivals.iter().fold(0u64, |sum, key| sum.wrapping_mul(31).wrapping_add(*key));
+        report.unpaid =
+            self.unpaid.iter().filter(|(key, _)| keys.contains(key)).map(|(_, cents)| u64::from(*cents)).sum();
+        report.found = self.orders.get(&keys.end).map(|(customer, ..)| customer.len() as u64);
+        report
+    }
+
+    /// Changes both in the same way.
+    fn change(&mut self, heap: &Heap, shop: &mut Shop, random: &mut Rng, times: usize) {
+        for _ in 0..times {
+            let scope = heap.enter();
+            let key = random.u64(..2000);
+            match random.u32(..10) {
+                0..4 => {
+                    let customer: String = (0..random.usize(..20)).map(|_| random.char(..)).collect();
+                    let state = if random.bool() { State::Open } else { State::Shipped { day: random.u16(..) } };
+                    let lines = [(); 4].map(|()| (random.u32(..5000), random.u16(..9)));
+                    let far_lines =
+                        heap.alloc(Lines { lines, padding: [key; 30] }).map_err(|error| error.error).unwrap();
+                    let order = Order {
+                        customer: FarString::copy_of(&scope, &customer).unwrap(),
+                        state,
+                        lines: Some(far_lines),
+                    };
+                    shop.orders.insert(&scope, key, order).map_err(|error| error.error).unwrap();
+                    self.orders.insert(key, (customer, state, lines));
+                    shop.arrivals.push_back(&scope, key).unwrap();
+                    self.arrivals.push_back(key);
+                }
+                4 => {
+                    assert_eq!(shop.orders.remove(&scope, &key).unwrap().is_some(), self.orders.remove(&key).is_some());
+                }
+                5 => assert_eq!(shop.arrivals.pop_front(&scope).unwrap(), self.arrivals.pop_front()),
+                6 => {
+                    shop.unpaid.push(&scope, (key, 7 * key as u32)).unwrap();
+                    self.unpaid.push_back((key, 7 * key as u32));
+                }
+                7 => assert_eq!(shop.unpaid.pop(&scope).unwrap(), self.unpaid.pop_front()),
+                8 if !self.prices.is_empty() => {
+                    let at = random.usize(..self.prices.len());
+                    *shop.prices.get_mut(&scope, at).unwrap().unwrap() += 1;
+                    self.prices[at] += 1;
+                }
+                _ => {
+                    shop.prices.push(&scope, key as u32).unwrap();
+                    self.prices.push(key as u32);
+                }
+            }
+        }
+    }
+}
+
+fn serve(functions: Registry) -> (Server, [String; 2]) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("farfield-walks-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
+    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
+    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
+    let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
+    (server, urls)
+}
+
+fn heap(url: &str, plane: Plane) -> Heap {
+    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).plane(plane);
+    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+}
+
+#[test]
+fn collections_are_walked_alike_at_both_sides_while_they_change() {
+    let (_server, urls) = serve(Registry::standard().with::<AtServer<Reporting>>());
+    let mut random = seeded(3913);
+    for url in &urls {
+        let heap = heap(url, Plane::Page);
+        let (mut shop, mut twin) = (Shop::default(), Twin::default());
+        for round in 0..60 {
+            let times = if round % 10 == 0 { 1500 } else { random.usize(..40) };
+            twin.change(&heap, &mut shop, &mut random, times);
+            let start = random.u64(..2000);
+            let keys = start..random.u64(start..=2000);
+            for place in PLACES {
+                let report = heap.call::<Reporting>(&shop, keys.clone()).at(place).run();
+                assert_eq!(report, Ok(twin.report(keys.clone())), "round {round} {place:?} {url}");
+            }
+        }
+        // What is clean is walked where it is: nothing is written, and nothing comes near.
+        let before = heap.stats();
+        assert_eq!(heap.call::<Reporting>(&shop, 0..2000).at(Where::Server).run(), Ok(twin.report(0..2000)));
+        let after = heap.stats();
+        assert_eq!((before.written_pages, before.misses), (after.written_pages, after.misses));
+        drop(shop);
+        heap.verify();
+    }
+}
+
+#[test]
+fn nodes_and_values_that_move_are_walked_by_the_client_alone() {
+    let (_server, [url, _]) = serve(Registry::standard().with::<AtServer<Reporting>>());
+    for plane in [Plane::Object, Plane::Hybrid] {
+        let heap = heap(&url, plane);
+        let (mut shop, mut twin) = (Shop::default(), Twin::default());
+        twin.change(&heap, &mut shop, &mut seeded(3914), 3000);
+        for place in [Where::Client, Where::Auto, Where::Auto] {
+            assert_eq!(heap.call::<Reporting>(&shop, 0..1500).at(place).run(), Ok(twin.report(0..1500)), "{plane:?}");
+        }
+        let there = heap.call::<Reporting>(&shop, 0..1500).at(Where::Server).run();
+        assert_eq!(there, Err(OffloadError::Movable), "{plane:?}");
+        drop(shop);
+        heap.verify();
+    }
+}
+
+/// The same function as a server of another build has it.
+mod other_build {
+    use farfield::{FarBTreeMap, FarFunction, FarList, FarPlace, FarQueue, FarRef, FarString, FarVec, FarView, Fault};
+    use std::ops::Range;
+
+    #[derive(FarView)]
+    pub(super) struct Shop {
+        orders: FarBTreeMap<u64, Order>,
+        arrivals: FarList<u64>,
+        unpaid: FarQueue<(u64, u32)>,
+        prices: FarVec<u32>,
+    }
+
+    #[derive(FarView)]
+    pub(super) struct Order {
+        customer: FarString,
+        state: State,
+        lines: u64,
+    }
+
+    /// With another tag for the same name.
+    #[derive(FarView)]
+    #[repr(u8)]
+    #[allow(dead_code)]
+    enum State {
+        Shipped { day: u16 },
+        Open,
+    }
+
+    pub(super) struct Reporting;
+
+    impl FarFunction for Reporting {
+        const NAME: &'static str = "test.reporting";
+        const VERSION: u32 = 1;
+        type Root = Shop;
+        type Argument = Range<u64>;
+        type Answer = ();
+
+        async fn run<P: FarPlace>(far: &P, root: FarRef<'_, Shop>, _: Range<u64>) -> Result<(), Fault> {
+            let shop = far.follow(root).await?;
+            let mut prices = far.items(shop.prices);
+            while prices.next().await?.is_some() {}
+            far.range(shop.orders, ..).count().await?;
+            far.items(shop.arrivals).next().await?;
+            far.items(shop.unpaid).next().await?;
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn a_map_with_other_values_is_refused_by_name_and_auto_goes_on() {
+    let (_server, [url, _]) = serve(Registry::standard().with::<AtServer<other_build::Reporting>>());
+    let heap = heap(&url, Plane::Page);
+    let (mut shop, mut twin) = (Shop::default(), Twin::default());
+    twin.change(&heap, &mut shop, &mut seeded(3915), 500);
+    let there = heap.call::<Reporting>(&shop, 0..2000).at(Where::Server).run();
+    assert_eq!(there, Err(OffloadError::OtherLayout { name: "Order" }));
+    assert_eq!(heap.call::<Reporting>(&shop, 0..2000).run(), Ok(twin.report(0..2000)));
+}
+
+/// The last number of a list.
+struct Last;
+
+impl FarFunction for Last {
+    const NAME: &'static str = "test.last";
+    const VERSION: u32 = 1;
+    type Root = FarList<[u64; 512]>;
+    type Argument = ();
+    type Answer = Option<u64>;
+
+    async fn run<P: FarPlace>(far: &P, root: FarRef<'_, FarList<[u64; 512]>>, _: ()) -> Result<Option<u64>, Fault> {
+        let list = far.follow(root).await?;
+        Ok(far.item(list, list.len().saturating_sub(1)).await?.map(|element| element[511]))
+    }
+}
+
+#[test]
+fn a_list_whose_table_is_too_long_for_a_call_is_walked_by_the_client() {
+    let (_server, [url, _]) = serve(Registry::standard().with::<AtServer<Last>>());
+    let builder = Heap::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30);
+    let heap = builder.pool(&url).patience(PATIENCE).build().unwrap();
+    let mut list = FarList::<[u64; 512]>::new();
+    for number in 0..20_000u64 {
+        list.push_back(&heap.enter(), [number; 512]).unwrap();
+        if number == 6000 {
+            for place in PLACES {
+                assert_eq!(heap.call::<Last>(&list, ()).at(place).run(), Ok(Some(number)), "{place:?}");
+            }
+        }
+    }
+    let there = heap.call::<Last>(&list, ()).at(Where::Server).run();
+    assert!(matches!(there, Err(OffloadError::Call(CallError::ArgumentTooLong { .. }))), "{there:?}");
+    for place in [Where::Client, Where::Auto, Where::Auto] {
+        assert_eq!(heap.call::<Last>(&list, ()).at(place).run(), Ok(Some(19_999)), "{place:?}");
+    }
+}
+
+/// Number and sum of the elements of a list that are multiples of a number.
+struct Multiples;
+
+impl FarFold for Multiples {
+    const NAME: &'static str = "test.multiples";
+    const VERSION: u32 = 1;
+    type Over = FarList<[u64; 512]>;
+    type Argument = u64;
+    type State = (u64, u64);
+
+    fn begin(_: &u64) -> (u64, u64) {
+        (0, 0)
+    }
+
+    fn step(state: &mut (u64, u64), element: [u64; 512], of: &u64) -> ControlFlow<()> {
+        if element[511].is_multiple_of(*of) {
+            *state = (state.0 + 1, state.1 + element[511]);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+#[test]
+fn a_fold_of_a_list_of_any_length_goes_to_the_server_in_pieces() {
+    let (_server, [url, _]) = serve(Registry::standard().with::<AtServer<Fold<Multiples>>>());
+    let builder = Heap::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30);
+    let heap = builder.pool(&url).patience(PATIENCE).build().unwrap();
+    let mut list = FarList::<[u64; 512]>::new();
+    for number in 0..20_000u64 {
+        list.push_back(&heap.enter(), [number; 512]).unwrap();
+    }
+    for of in [1, 7, 30_000] {
+        let multiples = (0..20_000).filter(|number: &u64| number.is_multiple_of(of));
+        let expected = (multiples.clone().count() as u64, multiples.sum());
+        for place in PLACES {
+            assert_eq!(heap.fold::<Multiples>(&list, of).at(place).run(), Ok(expected), "{place:?}");
+        }
+    }
+    let before = heap.stats();
+    heap.fold::<Multiples>(&list, 3).at(Where::Server).run().unwrap();
+    assert_eq!(heap.stats().misses, before.misses, "nothing comes near");
+    // What was changed since is seen.
+    list.for_each_mut(&mut heap.enter(), |element| element[511] += 1).unwrap();
+    assert_eq!(heap.fold::<Multiples>(&list, 1).at(Where::Server).run(), Ok((20_000, 200_010_000)));
+}
