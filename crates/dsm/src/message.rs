@@ -96,13 +96,14 @@ pub(crate) enum ShareMessage<'a> {
         body: CodeRef,
         /// Whether the task is not taken if the node has no room for it now.
         if_room: bool,
-        /// Whether the arguments may have borrows of the sender.
-        is_scoped: bool,
+        /// Roots of the borrows that the arguments may have, if they may have any.
+        borrows: Option<Vec<u64>>,
         #[serde(borrow)]
         arguments: &'a [u8],
     },
-    /// The scoped tasks are to be waited for that a dead node has sent. The ticket is the sender's number of its wait.
-    OutlastBorrowers { of: u16, ticket: u64 },
+    /// The scoped tasks are to be waited for that a dead node has sent with borrows of this root. The ticket is the
+    /// sender's number of its wait.
+    OutlastBorrowers { of: u16, root: u64, ticket: u64 },
     /// A task has ended.
     Ended {
         task: u64,
@@ -134,6 +135,8 @@ pub(crate) enum ShareMessage<'a> {
     Receive { word: u64, ticket: u64, settled: u64, may_wait: bool },
     /// A wait for a lock or a channel is over.
     Cancel { word: u64, ticket: u64 },
+    /// What a lock or a channel was asked for is not wanted any more. The request may still be on its way.
+    Withdraw { word: u64, ticket: u64 },
     /// The receiver of a channel was dropped.
     EndReceiver { word: u64 },
     /// The home answers a wait of the receiver of this message.

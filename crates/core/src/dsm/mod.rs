@@ -15,6 +15,7 @@ mod loan;
 mod lock_line;
 mod stored_channel;
 mod stored_lock;
+mod withdrawn;
 mod word;
 
 pub use backup::{
@@ -22,7 +23,7 @@ pub use backup::{
     MalformedBatch,
 };
 pub use block::{BlockHeader, LateFree};
-pub use borrowers::BorrowerCounts;
+pub use borrowers::{BorrowRoot, BorrowerCounts};
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
@@ -30,4 +31,5 @@ pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
 pub use lock_line::{HomeTicket, LockLine};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;
+pub use withdrawn::WithdrawnTickets;
 pub use word::{Colour, OwnerWord, Partition};

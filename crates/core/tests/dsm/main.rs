@@ -6,6 +6,7 @@
 //! message, and messages are late, overtake each other and are lost. What the nodes decide is decided by the pure
 //! code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
 
+mod locks;
 mod node;
 mod program;
 mod world;
@@ -51,7 +52,8 @@ fn first_seed() -> u64 {
 fn calm(seed: u64) -> Plan {
     let loss = if seed.is_multiple_of(3) { 30 } else { 0 };
     let (has_backups, reads_in_place) = (!seed.is_multiple_of(4), seed % 8 < 4);
-    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, reads_in_place }
+    let has_locks = seed % 2 == 1;
+    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, reads_in_place }
 }
 
 /// Runs the program of a seed, and again with one or two faults. Adds what was struck.
@@ -81,21 +83,36 @@ fn any_fate(random: &mut fastrand::Rng) -> Fate {
 fn random_programs_keep_their_promises_whatever_happens_to_their_nodes() {
     let (first, seeds) = (first_seed(), if is_deep() { 10_000 } else { 500 });
     let (mut struck, mut promotions, mut fenced, mut checkpoints) = (BTreeSet::new(), 0, 0, 0);
+    let (mut grants, mut lenders) = (0, 0);
     for seed in first..first + seeds {
         let seen = run_with_faults(calm(seed), any_fate, &mut struck).unwrap_or_else(|broken| panic!("{broken}"));
         promotions += seen.promotions;
         fenced += seen.fenced_writers;
         checkpoints += seen.checkpoints;
+        grants += seen.grants;
+        lenders += seen.lenders;
     }
     println!("{promotions} backups taken over, {fenced} writers fenced, {checkpoints} checkpoints, {struck:?}");
     assert!(promotions > seeds / 4 && fenced > 0 && checkpoints > seeds / 10 && struck.len() > 30);
+    println!("{grants} locks were taken, {lenders} dead readers had lent something");
+    assert!(grants > seeds);
 }
 
 /// Boundaries at which a node other than the first one can die. Its memory server, and the first node, do not.
 fn boundaries() -> BTreeSet<(Kind, Phase, Victim)> {
     let mut all = BTreeSet::new();
     for phase in [Phase::Leaves, Phase::Arrives, Phase::Answered] {
-        for kind in [Kind::Fetch, Kind::Free, Kind::Spawn, Kind::Ended, Kind::Outlast, Kind::Outlasted] {
+        for kind in [
+            Kind::Fetch,
+            Kind::Free,
+            Kind::Spawn,
+            Kind::Ended,
+            Kind::Outlast,
+            Kind::Outlasted,
+            Kind::Lock,
+            Kind::Unlock,
+            Kind::Answered,
+        ] {
             all.extend([(kind, phase, Victim::Sender), (kind, phase, Victim::Receiver)]);
         }
         all.insert((Kind::Lost, phase, Victim::Receiver));
@@ -152,6 +169,11 @@ fn each_rule_is_needed() {
             // What only those can break that are stopped, or that have backups.
             let (plan, fate): (_, fn(&mut fastrand::Rng) -> Fate) = match rule {
                 Rule::TakenOverWithFence => (Plan { has_backups: true, ..plan }, |_| Fate::IsStopped),
+                Rule::WithdrawnTicketsAreKnown => (Plan { has_locks: true, ..plan }, |_| Fate::IsStopped),
+                Rule::LocksOutlastBorrowers
+                | Rule::PromotedLocksOutlastBorrowers
+                | Rule::LentLocksAreStored
+                | Rule::BorrowsHaveRoots => (Plan { has_backups: true, has_locks: true, ..plan }, |_| Fate::Dies),
                 Rule::StoredBeforeSent | Rule::PagesBeforeCommit | Rule::LoansOfLoansKeepBlocks => {
                     (Plan { has_backups: true, ..plan }, |_| Fate::Dies)
                 }

@@ -1,6 +1,8 @@
 //! Virtual time, tasks, messages between nodes, and what goes wrong: one step at a time, all of it from a seed.
 
-use crate::node::{Message, Node, Reply};
+use crate::locks::LockTwin;
+use crate::node::{Message, Node, Reply, commit};
+use farfield_core::dsm::BorrowRoot;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
@@ -12,9 +14,9 @@ use std::task::{Context, Poll, Waker};
 pub(crate) const FIRST: u16 = 0;
 pub(crate) const NODES: u16 = 4;
 /// Time after which a node counts as silent.
-const WITHIN: u64 = 1000;
+const WITHIN: u64 = 4000;
 /// Time after which a stopped node is expelled, and most time until it runs again.
-const EXPELLED_AFTER: u64 = 1500;
+const EXPELLED_AFTER: u64 = 6000;
 /// Steps after which a program counts as one that never ends.
 const STEPS_MAX: u64 = 200_000;
 
@@ -47,9 +49,29 @@ pub(crate) enum Rule {
     PagesBeforeCommit,
     /// Whoever takes a backup over sets the fence.
     TakenOverWithFence,
+    /// Who holds a lock is stored before it is told.
+    HoldersAreStored,
+    /// So is what the value owns that is given to another node.
+    GrantedObjectsAreStored,
+    /// So is a writer at the lock's home, before anybody is told anything.
+    WritersAtHomeAreStored,
+    /// A ticket that asks for a lock again has what it was given before.
+    TicketsAreKnown,
+    /// What was withdrawn is not done if it arrives later.
+    WithdrawnTicketsAreKnown,
+    /// A lock whose writer is dead is lost, because what its value owns may have been dropped or handed on.
+    LocksOfDeadWritersAreLost,
+    /// A lock whose reader is dead waits for those to whom that has lent what the value owns.
+    LocksOutlastBorrowers,
+    /// So does whoever takes the lock over.
+    PromotedLocksOutlastBorrowers,
+    /// A reader at the home that lends what the value owns is stored.
+    LentLocksAreStored,
+    /// Who waits for borrowers waits for those of one root, and for no task that may wait for it.
+    BorrowsHaveRoots,
 }
 
-pub(crate) const RULES: [Rule; 13] = [
+pub(crate) const RULES: [Rule; 23] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -63,6 +85,16 @@ pub(crate) const RULES: [Rule; 13] = [
     Rule::StoredBeforeSent,
     Rule::PagesBeforeCommit,
     Rule::TakenOverWithFence,
+    Rule::HoldersAreStored,
+    Rule::GrantedObjectsAreStored,
+    Rule::WritersAtHomeAreStored,
+    Rule::TicketsAreKnown,
+    Rule::WithdrawnTicketsAreKnown,
+    Rule::LocksOfDeadWritersAreLost,
+    Rule::LocksOutlastBorrowers,
+    Rule::PromotedLocksOutlastBorrowers,
+    Rule::LentLocksAreStored,
+    Rule::BorrowsHaveRoots,
 ];
 
 /// Moment of a message.
@@ -86,6 +118,9 @@ pub(crate) enum Kind {
     Outlast,
     Outlasted,
     Lost,
+    Lock,
+    Unlock,
+    Answered,
     Page,
     Commit,
     Fence,
@@ -116,6 +151,8 @@ pub(crate) struct Plan {
     /// Messages of a thousand that are lost, or whose answers are.
     pub(crate) loss: u64,
     pub(crate) has_backups: bool,
+    /// Whether its tasks use locks.
+    pub(crate) has_locks: bool,
     /// Whether nodes read each other's memory where it lies.
     pub(crate) reads_in_place: bool,
 }
@@ -131,6 +168,9 @@ pub(crate) struct Seen {
     pub(crate) struck: BTreeSet<(Kind, Phase, Victim)>,
     pub(crate) promotions: u64,
     pub(crate) fenced_writers: u64,
+    /// Locks that were taken, and dead readers that somebody waited for who took a lock over.
+    pub(crate) grants: u64,
+    pub(crate) lenders: u64,
     /// Batches that have begun a half with all objects.
     pub(crate) checkpoints: u64,
 }
@@ -155,6 +195,7 @@ pub(crate) struct World {
     pub(crate) random: RefCell<fastrand::Rng>,
     pub(crate) seen: RefCell<Seen>,
     pub(crate) nodes: Vec<RefCell<Node>>,
+    pub(crate) locks: RefCell<Vec<LockTwin>>,
     now: Cell<u64>,
     order: Cell<u64>,
     events: RefCell<BTreeMap<(u64, u64), Action>>,
@@ -216,6 +257,7 @@ impl World {
             random,
             seen: RefCell::default(),
             nodes,
+            locks: RefCell::default(),
             now: Cell::new(0),
             order: Cell::new(0),
             events: RefCell::default(),
@@ -233,6 +275,11 @@ impl World {
     #[track_caller]
     pub(crate) fn node(&self, id: u16) -> RefMut<'_, Node> {
         self.nodes[usize::from(id)].borrow_mut()
+    }
+
+    /// Returns the root by which a borrow is known.
+    pub(crate) fn root_of(&self, root: BorrowRoot) -> BorrowRoot {
+        if self.has(Rule::BorrowsHaveRoots) { root } else { BorrowRoot::of_task(0, 0) }
     }
 
     pub(crate) fn pick(&self, below: u64) -> u64 {
@@ -256,7 +303,8 @@ impl World {
         self.after(delay, move |world| {
             let mut at = world.node(node);
             if at.is_stopped {
-                at.held.push(Box::new(move |world: &Rc<World>| world.after_at(node, 0, action)));
+                // What has come meanwhile is looked at in any order.
+                at.held.push(Box::new(move |world: &Rc<World>| world.after_at(node, world.pick(30), action)));
             } else if at.is_alive {
                 drop(at);
                 action(world);
@@ -393,7 +441,10 @@ impl World {
 
     /// Asks a node, and waits for its answer.
     pub(crate) async fn ask(self: &Rc<World>, from: u16, to: u16, message: Message) -> Reply {
-        let kind = message.kind();
+        let (kind, is_read) = (message.kind(), message.is_read());
+        if !is_read {
+            commit(self, from).await;
+        }
         if self.node(from).lost.contains(&to) {
             return Err(Failure::NodeLost(to));
         }
@@ -410,11 +461,22 @@ impl World {
                 // It may have died or been stopped just now.
                 world.after_at(to, 0, move |world| {
                     let reply = Node::receive(world, to, from, message);
-                    world.pass(kind, Phase::Answered, from, Some(to));
-                    let is_unanswered = world.pick(1000) < world.plan.loss || !world.node(to).is_alive;
-                    if !is_unanswered {
-                        world.after_at(from, world.delay(), move |world| answer.put(world, reply));
+                    let say = move |world: &Rc<World>| {
+                        world.pass(kind, Phase::Answered, from, Some(to));
+                        let is_unanswered = world.pick(1000) < world.plan.loss || !world.node(to).is_alive;
+                        if !is_unanswered {
+                            world.after_at(from, world.delay(), move |world| answer.put(world, reply));
+                        }
+                    };
+                    // It has an effect elsewhere, which is stored first.
+                    if is_read || world.node(to).backup.is_none() {
+                        return say(world);
                     }
+                    let world = world.clone();
+                    world.clone().spawn(to, async move {
+                        commit(&world, to).await;
+                        say(&world);
+                    });
                 });
             });
         }

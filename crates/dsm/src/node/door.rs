@@ -3,10 +3,11 @@
 
 use super::{NodeId, ShareNode};
 use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply};
+use crate::task::Borrows;
 use crate::task::code::ShippedCode;
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{BorrowRoot, OwnerWord};
 use farfield_wic::{Handler, Stop};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The function of a node that is about to run.
 #[derive(Default)]
@@ -46,11 +47,7 @@ impl Handler for Door {
 
 impl ShareNode {
     /// Does what a message asks for. Returns `None` if it asks for nonsense.
-    fn receive<'b>(
-        self: std::sync::Arc<ShareNode>,
-        letter: Letter<'_>,
-        bytes: &'b mut Vec<u8>,
-    ) -> Option<ShareReply<'b>> {
+    fn receive<'b>(self: Arc<ShareNode>, letter: Letter<'_>, bytes: &'b mut Vec<u8>) -> Option<ShareReply<'b>> {
         let sender = NodeId(letter.sender);
         match letter.message {
             ShareMessage::Hello { address } => {
@@ -115,12 +112,13 @@ impl ShareNode {
                 Some(ShareReply::Done)
             }
             ShareMessage::Spawn { if_room: true, .. } if self.workers.load().room == 0 => Some(ShareReply::NoPlace),
-            // Somebody waits already for the tasks that a dead node has sent.
-            ShareMessage::Spawn { is_scoped: true, .. } if !self.borrowers.lock().admit(sender.0) => {
-                Some(ShareReply::Expelled)
-            }
-            ShareMessage::Spawn { task, body, is_scoped, arguments, .. } => {
-                self.submit(sender, task, body, is_scoped, arguments).then_some(ShareReply::Done)
+            ShareMessage::Spawn { task, body, borrows, arguments, .. } => {
+                let borrows: Borrows = borrows.map(|roots| roots.into_iter().map(BorrowRoot::from_bits).collect());
+                // Somebody waits already for the tasks that a dead node has sent.
+                if borrows.as_ref().is_some_and(|roots| !self.borrowers.lock().admit(sender.0, roots)) {
+                    return Some(ShareReply::Expelled);
+                }
+                self.submit(sender, task, body, borrows, arguments).then_some(ShareReply::Done)
             }
             ShareMessage::Ended { task, outcome, loans } => {
                 self.task_ended(task, outcome, loans);
@@ -143,7 +141,6 @@ mod tests {
     };
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
-    use std::sync::Arc;
 
     const BUILD: u128 = 77;
 
@@ -186,6 +183,7 @@ mod tests {
             ShareMessage::Send { word, ticket, settled: 3, may_wait: true, value },
             ShareMessage::Receive { word, ticket, settled: 3, may_wait: true },
             ShareMessage::Cancel { word, ticket },
+            ShareMessage::Withdraw { word, ticket: 1 << 40 },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
         ];
@@ -299,6 +297,47 @@ mod tests {
         assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
         assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
         assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
+    }
+
+    /// Node 1 has not been answered in time, and its withdrawals have overtaken what it had asked for.
+    #[test]
+    fn what_was_withdrawn_before_it_has_come_is_not_done() {
+        let (node, door) = door();
+        let word = node.store(&[8; 8]).unwrap();
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let answer = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(answer)) => Some(answer),
+                Some(ShareReply::Done | ShareReply::Waits) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, locked })
+        };
+        let withdraw = |word: OwnerWord, ticket| answer(ShareMessage::Withdraw { word: word.bits(), ticket });
+        assert!(withdraw(word, 7).is_none());
+        assert!(matches!(lock(7), Some(WaitAnswer::Busy)), "nobody would give it back");
+        assert!(matches!(lock(8), Some(WaitAnswer::Granted { .. })) && lock(9).is_none());
+        // One that waits, and one that has it.
+        assert!(withdraw(word, 9).is_none() && withdraw(word, 8).is_none());
+        assert!(matches!(lock(10), Some(WaitAnswer::Granted { .. })));
+        // Nobody would have received the value.
+        let channel = node.store(&[0; 8]).unwrap();
+        node.begin_channel(channel, 1, 1, None);
+        let receive =
+            |ticket| answer(ShareMessage::Receive { word: channel.bits(), ticket, settled: ticket, may_wait: true });
+        let send = |ticket, value: u8| {
+            let (word, value) = (channel.bits(), Cow::Owned(vec![value]));
+            answer(ShareMessage::Send { word, ticket, settled: ticket, may_wait: true, value })
+        };
+        assert!(withdraw(channel, 11).is_none() && withdraw(channel, 12).is_none());
+        assert!(matches!(receive(11), Some(WaitAnswer::Busy)) && matches!(send(12, 1), Some(WaitAnswer::Busy)));
+        assert!(matches!(send(13, 2), Some(WaitAnswer::Sent)));
+        assert!(matches!(receive(14), Some(WaitAnswer::Received(value)) if value == [2]));
+        assert!(receive(15).is_none() && withdraw(channel, 15).is_none() && receive(16).is_none());
     }
 
     /// Node 1 was given a lock by node 2, which died before it said so.

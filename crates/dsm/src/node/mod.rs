@@ -38,7 +38,7 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{BlockRights, Colour, LoanNumber, OwnerWord, Partition};
+use farfield_core::dsm::{BlockRights, BorrowRoot, Colour, LoanNumber, OwnerWord, Partition, WithdrawnTickets};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -50,7 +50,7 @@ pub(crate) use peers::{NoPlace, Peers};
 use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
-use std::sync::{Arc, RwLock, Weak};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
 pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
 use waits::{OpenTickets, WaitNotes};
@@ -146,6 +146,8 @@ pub(crate) struct ShareNode {
     pub(crate) waits: WaitTable<HomeAnswer>,
     wait_notes: WaitNotes,
     pub(crate) tickets: OpenTickets,
+    /// Tickets of other nodes that were withdrawn before their requests have arrived.
+    withdrawn: Mutex<WithdrawnTickets>,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
     channels: HomeChannels,
@@ -159,6 +161,8 @@ pub(crate) struct ShareNode {
     pub(crate) counters: Counters,
     /// Mutable loans that tasks of this node have made.
     loans: AtomicU64,
+    /// Scoped tasks that tasks of this node have started.
+    roots: AtomicU64,
     this: Weak<ShareNode>,
 }
 
@@ -198,6 +202,7 @@ impl ShareNode {
             waits: WaitTable::default(),
             wait_notes: WaitNotes::default(),
             tickets: OpenTickets::default(),
+            withdrawn: Mutex::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
             channels: HomeChannels::default(),
@@ -205,6 +210,7 @@ impl ShareNode {
             spares: SpareShares::default(),
             counters: Counters::default(),
             loans: AtomicU64::new(0),
+            roots: AtomicU64::new(0),
             this: this.clone(),
         });
         node.outbox.open(Arc::downgrade(&node));
@@ -246,6 +252,7 @@ impl ShareNode {
         self.arenas.lose(node);
         self.joins.lose(node);
         self.waits.lose(node);
+        self.withdrawn().lose(node.0);
         self.lose_locks(node.0);
         self.lose_channels(node);
     }
@@ -257,6 +264,11 @@ impl ShareNode {
 
     fn is_here(&self, word: OwnerWord) -> bool {
         word.bits() & OwnerWord::PARTITION_MASK == self.tag
+    }
+
+    /// Returns a root for what a scoped task is lent.
+    pub(crate) fn next_root(&self) -> BorrowRoot {
+        BorrowRoot::of_task(self.id.0, self.roots.fetch_add(1, Relaxed))
     }
 
     /// Returns a number for a loan that no other node and no other loan has.

@@ -3,7 +3,7 @@
 use super::code::ShippedCode;
 use crate::NodeId;
 use crate::node::ShareNode;
-use farfield_core::dsm::NodeLoad;
+use farfield_core::dsm::{BorrowRoot, NodeLoad};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,9 +19,11 @@ pub(crate) struct QueuedTask {
     pub(crate) arguments: Vec<u8>,
     /// Whether it may begin at another node.
     pub(crate) may_move: bool,
-    /// Whether its arguments may have borrows of a task of that node.
-    pub(crate) is_scoped: bool,
+    pub(crate) borrows: Borrows,
 }
+
+/// Roots of the borrows that a task may have of the one that has started it; `None` if it can have none.
+pub(crate) type Borrows = Option<Arc<[BorrowRoot]>>;
 
 /// Time for which a thread waits for the next task before it ends.
 const IDLE_FOR: Duration = Duration::from_secs(1);
