@@ -48,7 +48,7 @@ const OWNS_OTHERS: bool = true;
 
 impl Contents {
     /// Returns the value under a lock as it is in a backup.
-    fn encode_locked(self) -> Vec<u8> {
+    pub(crate) fn encode_locked(self) -> Vec<u8> {
         [self.value, self.child.map_or(0, OwnerWord::bits)].into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
@@ -96,6 +96,7 @@ impl Node {
             let child = Contents::decode_locked(&stored.value).and_then(|value| value.child).filter(|_| !is_used);
             child.into_iter().for_each(|child| self.stage(child));
         }
+        self.stage_channels();
     }
 
     /// Makes a lock at this node.
@@ -416,7 +417,7 @@ impl World {
         action(locks.iter_mut().find(|twin| twin.word == Some(word)).expect("a lock"))
     }
 
-    fn is_condemned(&self, node: u16) -> bool {
+    pub(crate) fn is_condemned(&self, node: u16) -> bool {
         self.node(node).is_condemned
     }
 

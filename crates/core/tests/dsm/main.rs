@@ -6,6 +6,7 @@
 //! message, and messages are late, overtake each other and are lost. What the nodes decide is decided by the pure
 //! code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
 
+mod channels;
 mod locks;
 mod node;
 mod program;
@@ -26,7 +27,7 @@ fn run(plan: &Plan) -> Result<Seen, String> {
         return Err("the program waits for ever".into());
     }
     // Those that die keep what others own.
-    if plan.faults.is_empty() {
+    if plan.faults.is_empty() && !world.has_unclaimed_values() {
         for node in 0..world::NODES {
             let objects = world.node(node).objects();
             if objects > 0 {
@@ -52,8 +53,8 @@ fn first_seed() -> u64 {
 fn calm(seed: u64) -> Plan {
     let loss = if seed.is_multiple_of(3) { 30 } else { 0 };
     let (has_backups, reads_in_place) = (!seed.is_multiple_of(4), seed % 8 < 4);
-    let has_locks = seed % 2 == 1;
-    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, reads_in_place }
+    let (has_locks, has_channels) = (seed % 2 == 1, seed % 4 >= 2);
+    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, has_channels, reads_in_place }
 }
 
 /// Runs the program of a seed, and again with one or two faults. Adds what was struck.
@@ -112,6 +113,10 @@ fn boundaries() -> BTreeSet<(Kind, Phase, Victim)> {
             Kind::Lock,
             Kind::Unlock,
             Kind::Answered,
+            Kind::Send,
+            Kind::Receive,
+            Kind::Cancel,
+            Kind::Told,
         ] {
             all.extend([(kind, phase, Victim::Sender), (kind, phase, Victim::Receiver)]);
         }
@@ -142,7 +147,16 @@ fn every_boundary_of_a_message_is_struck() {
         }
     };
     for seed in 1..=programs {
-        strike_all(&Plan { has_backups: true, ..calm(seed) });
+        let has_channels = seed != 1;
+        strike_all(&Plan { has_backups: true, has_locks: !has_channels, has_channels, ..calm(seed) });
+    }
+    // Programs in which the first node, and another one, waits for a lock or a channel.
+    for (kind, is_first) in [Kind::Answered, Kind::Told].into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        let has_channels = kind == Kind::Told;
+        let plan = |seed| Plan { has_backups: true, has_locks: !has_channels, has_channels, ..calm(seed) };
+        let waits = (1..).filter(|seed: &u64| !seed.is_multiple_of(5)).map(plan);
+        let waits = waits.filter(|plan| run(plan).is_ok_and(|seen| seen.said.contains(&(kind, is_first))));
+        waits.take(programs.div_ceil(3) as usize).for_each(|plan| strike_all(&plan));
     }
     // Programs in which the first node, and another one, waits for borrowers of a dead one.
     for is_first in [true, false] {

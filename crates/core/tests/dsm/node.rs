@@ -1,6 +1,9 @@
 //! A node as farfield-dsm has it: blocks, copies, loans, a backup, and what others ask of it. What it decides is
 //! decided by the pure code of `core::dsm`.
 
+use crate::channels::{
+    ChannelAnswer, HomeChannel, Wish, ask_channel, cancel, lose_channels, take_channel_answer, withdraw,
+};
 use crate::locks::{
     HomeLock, LockAnswer, LockEnd, ask_lock, end_lock, lose_locks, outlast_lenders, take_answer, unlock,
 };
@@ -9,7 +12,7 @@ use crate::world::{Action, FIRST, Failure, Kind, NODES, Rule, Slot, World};
 use farfield_core::dsm::{
     BackupBatch, BackupLayout, BackupLog, BackupReadStep, BackupReader, BatchPlace, BlockHeader, BlockRights,
     BorrowRoot, BorrowerCounts, Colour, CommitWord, HomeTicket, LoanNumber, LoanPlace, OwnerWord, Partition,
-    StoredLock, WithdrawnTickets,
+    StoredChannel, StoredLock, StoredMessage, WithdrawnTickets,
 };
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::LockMode;
@@ -44,9 +47,9 @@ impl Contents {
     }
 }
 
-struct Block {
+pub(crate) struct Block {
     header: BlockHeader,
-    contents: Contents,
+    pub(crate) contents: Contents,
     /// Word of the version that is in the block.
     version: Option<OwnerWord>,
 }
@@ -66,6 +69,9 @@ pub(crate) enum Message {
     Lock { word: OwnerWord, ticket: u64, mode: LockMode },
     Unlock { word: OwnerWord, ticket: u64, end: LockEnd },
     Answered { ticket: u64, answer: LockAnswer },
+    Wish { word: OwnerWord, ticket: u64, settled: u64, wish: Wish },
+    Cancel { word: OwnerWord, ticket: u64 },
+    Told { ticket: u64, answer: ChannelAnswer },
 }
 
 impl Message {
@@ -81,6 +87,10 @@ impl Message {
             Message::Lock { .. } => Kind::Lock,
             Message::Unlock { .. } => Kind::Unlock,
             Message::Answered { .. } => Kind::Answered,
+            Message::Wish { wish: Wish::Send(_), .. } => Kind::Send,
+            Message::Wish { wish: Wish::Receive, .. } => Kind::Receive,
+            Message::Cancel { .. } => Kind::Cancel,
+            Message::Told { .. } => Kind::Told,
         }
     }
 
@@ -95,6 +105,7 @@ pub(crate) enum Answer {
     Done,
     Contents(Contents),
     Lock(LockAnswer),
+    Channel(ChannelAnswer),
     Waits,
     Expelled,
 }
@@ -119,10 +130,15 @@ pub(crate) struct Node {
     pub(crate) lock_waits: BTreeMap<u64, (u16, Slot<Option<LockAnswer>>)>,
     /// Locks that this node keeps, by word.
     pub(crate) locks: BTreeMap<u64, HomeLock>,
+    pub(crate) channel_waits: BTreeMap<u64, (u16, Slot<Option<ChannelAnswer>>)>,
+    /// Channels that this node keeps, by word.
+    pub(crate) channels: BTreeMap<u64, HomeChannel>,
+    /// Tickets of this node that may still be asked for, by the word of the channel.
+    pub(crate) tickets: BTreeSet<(u64, u64)>,
     pub(crate) withdrawn: WithdrawnTickets,
     borrowers: BorrowerCounts,
     numbers: u64,
-    blocks: BTreeMap<u64, Block>,
+    pub(crate) blocks: BTreeMap<u64, Block>,
     free: Vec<u64>,
     copies: BTreeMap<u64, Contents>,
     pub(crate) promoted: BTreeMap<(u16, u64), (OwnerWord, Contents)>,
@@ -139,6 +155,12 @@ pub(crate) struct Backup {
     /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
     pub(crate) locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
     pub(crate) changed_locks: BTreeSet<u64>,
+    /// Channels in the same way; and values in them, with the channel and the position.
+    pub(crate) channels: BTreeMap<u64, (OwnerWord, StoredChannel)>,
+    pub(crate) changed_channels: BTreeSet<u64>,
+    pub(crate) messages: BTreeMap<u64, (OwnerWord, OwnerWord, u64)>,
+    pub(crate) changed_messages: BTreeSet<u64>,
+    pub(crate) position: u64,
     pub(crate) batch: BackupBatch,
     pub(crate) staged: u64,
     collecting: u64,
@@ -184,6 +206,9 @@ impl Node {
             waits: BTreeMap::new(),
             lock_waits: BTreeMap::new(),
             locks: BTreeMap::new(),
+            channel_waits: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            tickets: BTreeSet::new(),
             withdrawn: WithdrawnTickets::default(),
             borrowers: BorrowerCounts::default(),
             numbers: u64::from(id) << 32,
@@ -199,6 +224,11 @@ impl Node {
                 stored: BTreeMap::new(),
                 locks: BTreeMap::new(),
                 changed_locks: BTreeSet::new(),
+                channels: BTreeMap::new(),
+                changed_channels: BTreeSet::new(),
+                messages: BTreeMap::new(),
+                changed_messages: BTreeSet::new(),
+                position: 0,
                 batch: BackupBatch::default(),
                 staged: 0,
                 collecting: 1,
@@ -301,9 +331,13 @@ impl Node {
         for wait in take_of(&mut here.lock_waits, node) {
             wait.put(world, None);
         }
+        for wait in take_of(&mut here.channel_waits, node) {
+            wait.put(world, None);
+        }
         here.withdrawn.lose(node);
         drop(here);
         lose_locks(world, at, node);
+        lose_channels(world, at, node);
     }
 
     /// Does what a message asks for.
@@ -351,7 +385,25 @@ impl Node {
                 Ok(ask_lock(world, at, word, ticket, mode).map_or(Answer::Waits, Answer::Lock))
             }
             Message::Unlock { word, ticket, end } => {
-                end_lock(world, at, word, HomeTicket { node: from, number: ticket }, end);
+                let ticket = HomeTicket { node: from, number: ticket };
+                let is_channel = world.node(at).channels.contains_key(&word.bits());
+                if is_channel {
+                    withdraw(world, at, word, ticket);
+                } else {
+                    end_lock(world, at, word, ticket, end);
+                }
+                Ok(Answer::Done)
+            }
+            Message::Wish { word, ticket, settled, wish } => {
+                let ticket = HomeTicket { node: from, number: ticket };
+                Ok(ask_channel(world, at, word, (ticket, settled), wish).map_or(Answer::Waits, Answer::Channel))
+            }
+            Message::Cancel { word, ticket } => {
+                let is_over = cancel(world, at, word, HomeTicket { node: from, number: ticket });
+                Ok(if is_over { Answer::Done } else { Answer::Waits })
+            }
+            Message::Told { ticket, answer } => {
+                take_channel_answer(world, at, ticket, answer);
                 Ok(Answer::Done)
             }
             Message::Answered { ticket, answer } => {
@@ -377,6 +429,7 @@ fn free_at(world: &Rc<World>, at: u16, word: OwnerWord, drops: bool) -> Reply {
     } else {
         node.forget_stored(word);
         node.forget_lock(word);
+        node.forget_channel(world, word);
         let (outlive, knows_late) = (world.has(Rule::ColoursOutliveObjects), world.has(Rule::LateFreesAreKnown));
         let Some(block) = node.blocks.get_mut(&word.offset()) else { return Err(Failure::Stale) };
         if block.header.free(word.colour()).is_err() {
@@ -502,12 +555,16 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
         };
         let image = world.at_server(FIRST, Kind::Fence, move |world| backup_of(world, node, |it| read_all(it, commit)));
         match image.await {
-            Some((objects, locks)) => {
+            Some(Image { objects, locks, channels, mut messages }) => {
                 let mut first = world.node(FIRST);
                 first.promoted.extend(objects.into_iter().map(|(word, contents)| (key(word), (word, contents))));
                 for (word, lock) in locks {
                     let of_lock = first.promote_lock(&world, word, lock, node);
                     lenders.extend(of_lock.into_iter().map(|ticket| (word, ticket)));
+                }
+                for (word, channel) in channels {
+                    let of_channel = messages.extract_if(.., |(_, message)| message.channel == word).collect();
+                    first.promote_channel(word, channel, of_channel, node);
                 }
                 drop(first);
                 world.seen.borrow_mut().promotions += 1;
@@ -529,8 +586,13 @@ fn backup_of<T>(world: &World, node: u16, action: impl FnOnce(&mut Backup) -> T)
     action(world.node(node).backup.as_mut().expect("it has one"))
 }
 
-/// Objects and locks of a backup.
-type Image = (Vec<(OwnerWord, Contents)>, Vec<(OwnerWord, StoredLock)>);
+/// Contents of a backup.
+struct Image {
+    objects: Vec<(OwnerWord, Contents)>,
+    locks: Vec<(OwnerWord, StoredLock)>,
+    channels: Vec<(OwnerWord, StoredChannel)>,
+    messages: Vec<(OwnerWord, StoredMessage)>,
+}
 
 /// Reads all batches that count. `None` if one is not whole.
 fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Image> {
@@ -546,7 +608,12 @@ fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Image> {
     let image = reader.into_image();
     let objects = image.objects.into_values();
     let objects = objects.map(|(word, bytes)| Contents::decode(&bytes).map(|contents| (word, contents)));
-    Some((objects.collect::<Option<_>>()?, image.locks.into_values().collect()))
+    Some(Image {
+        objects: objects.collect::<Option<_>>()?,
+        locks: image.locks.into_values().collect(),
+        channels: image.channels.into_values().collect(),
+        messages: image.messages.into_values().collect(),
+    })
 }
 
 async fn exchange(
@@ -599,6 +666,7 @@ async fn write_batch(world: &Rc<World>, at: u16) {
     let (mut batch, place, number): (BackupBatch, BatchPlace, u64) = {
         let mut node = world.node(at);
         node.stage_changes();
+        let messages = node.all_messages();
         let stored: Vec<OwnerWord> =
             node.backup.as_ref().map_or_else(Vec::new, |backup| backup.stored.values().copied().collect());
         let all = stored.into_iter().filter_map(|word| Some((word, node.read_here(word)?))).collect::<Vec<_>>();
@@ -610,6 +678,8 @@ async fn write_batch(world: &Rc<World>, at: u16) {
             batch = BackupBatch::default();
             all.iter().for_each(|(word, contents)| batch.put(*word, &contents.encode()));
             backup.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
+            backup.channels.values().for_each(|(word, channel)| batch.put_channel(*word, channel));
+            messages.iter().for_each(|(word, message)| batch.put_message(*word, message));
             backup.log.checkpoint(&batch).expect("a half has room for all objects")
         });
         (batch, place, number)

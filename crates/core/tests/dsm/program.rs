@@ -1,5 +1,6 @@
 //! Random programs: tasks that borrow, lend further, own, and hand on, beside a twin of plain values.
 
+use crate::channels::drop_channel;
 use crate::locks::{end_use, make_locks};
 use crate::node::{Contents, Here, TaskEnd, end_borrower, free};
 use crate::world::{FIRST, Failure, NODES, Rule, Slot, World};
@@ -86,6 +87,9 @@ pub(crate) fn start_task(world: &Rc<World>, at: u16, start: Start) {
 /// Starts a program at the first node. Says when it is over.
 pub(crate) fn start(world: &Rc<World>, is_over: Rc<Cell<bool>>) {
     make_locks(world);
+    if world.plan.has_channels {
+        world.make_channels();
+    }
     let here = Here::new(world, FIRST);
     let random = fastrand::Rng::with_seed(world.plan.seed ^ 0x5eed);
     let mut root = Task { here, random, held: Vec::new(), depth: 2 };
@@ -109,6 +113,7 @@ pub(crate) fn start(world: &Rc<World>, is_over: Rc<Cell<bool>>) {
             }
         }
         root.held.drain(..).for_each(|held| free(&root.here.world, FIRST, held.word(), true));
+        root.end_channels().await;
         for word in root.here.world.all_locks() {
             if let Err(failure) = end_use(&root.here, word).await {
                 root.failed_lock(word, failure);
@@ -270,6 +275,11 @@ impl Task {
                 _ => self.look().await,
             };
         }
+        let channels = self.here.world.all_channels();
+        if !channels.is_empty() && self.random.u8(..3) == 0 {
+            let word = channels[self.random.usize(..channels.len())];
+            return if self.random.bool() { self.send(word).await } else { self.receive(word).await };
+        }
         let locks = self.here.world.all_locks();
         if !locks.is_empty() && self.random.bool() {
             let word = locks[self.random.usize(..locks.len())];
@@ -305,6 +315,66 @@ impl Task {
                 let index = self.random.usize(..len);
                 self.check(index, for_so_long).await;
             }
+        }
+    }
+
+    /// Checks why a channel could not be used. One that nobody knows is gone with its home.
+    fn failed_channel(&self, failure: Failure) {
+        let world = &self.here.world;
+        let is_allowed = match failure {
+            Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
+            Failure::NodeLost(_) => true,
+            Failure::Lost | Failure::Stale => false,
+        };
+        if !is_allowed {
+            world.broken(self.here.node, format!("{failure:?}: a channel"));
+        }
+    }
+
+    /// Sends an object that the task owns.
+    async fn send(&mut self, word: OwnerWord) {
+        let owned = |held: &Held| held.access == Access::Owned && !held.word().is_lost();
+        let Some(index) = self.held.iter().position(owned) else { return };
+        let (held, for_so_long) = (self.held.swap_remove(index), self.random.u64(..500));
+        match self.here.send(word, held, for_so_long).await {
+            Ok(kept) => self.held.extend(kept),
+            // It is nobody's.
+            Err(failure) => self.failed_channel(failure),
+        }
+    }
+
+    /// Receives an object, and looks at it.
+    async fn receive(&mut self, word: OwnerWord) {
+        let for_so_long = self.random.u64(..500);
+        match self.here.receive(word, for_so_long).await {
+            Ok(Some(held)) => {
+                self.held.push(held);
+                self.check(self.held.len() - 1, 0).await;
+            }
+            Ok(None) => {}
+            Err(failure) => self.failed_channel(failure),
+        }
+    }
+
+    /// Receives what is left in all channels, and drops it.
+    async fn end_channels(&mut self) {
+        let world = self.world();
+        let sent = world.sent_values();
+        for word in world.all_channels() {
+            // Some answers say only that a sender is gone, or that a home was silent.
+            let mut empty = 0;
+            while empty < 8 {
+                let before = self.held.len();
+                self.receive(word).await;
+                empty = if self.held.len() > before { 0 } else { empty + 1 };
+            }
+        }
+        if world.plan.has_backups || world.plan.faults.is_empty() {
+            world.check_arrivals(&sent);
+        }
+        self.held.drain(..).for_each(|held| free(&world, FIRST, held.word(), true));
+        if world.plan.faults.is_empty() {
+            world.all_channels().into_iter().for_each(|word| drop_channel(&world, FIRST, word));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Virtual time, tasks, messages between nodes, and what goes wrong: one step at a time, all of it from a seed.
 
+use crate::channels::ChannelTwins;
 use crate::locks::LockTwin;
 use crate::node::{Message, Node, Reply, commit};
 use farfield_core::dsm::BorrowRoot;
@@ -69,9 +70,15 @@ pub(crate) enum Rule {
     LentLocksAreStored,
     /// Who waits for borrowers waits for those of one root, and for no task that may wait for it.
     BorrowsHaveRoots,
+    /// The answers of a channel to other nodes are stored until they have arrived.
+    AnswersAreKept,
+    /// Whoever asks a channel again is answered the same.
+    AnswersAreGivenAgain,
+    /// That a value was received at the home is stored before anybody is told what follows from it.
+    ReceivedValuesAreStored,
 }
 
-pub(crate) const RULES: [Rule; 23] = [
+pub(crate) const RULES: [Rule; 26] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -95,6 +102,9 @@ pub(crate) const RULES: [Rule; 23] = [
     Rule::PromotedLocksOutlastBorrowers,
     Rule::LentLocksAreStored,
     Rule::BorrowsHaveRoots,
+    Rule::AnswersAreKept,
+    Rule::AnswersAreGivenAgain,
+    Rule::ReceivedValuesAreStored,
 ];
 
 /// Moment of a message.
@@ -121,6 +131,10 @@ pub(crate) enum Kind {
     Lock,
     Unlock,
     Answered,
+    Send,
+    Receive,
+    Cancel,
+    Told,
     Page,
     Commit,
     Fence,
@@ -153,6 +167,8 @@ pub(crate) struct Plan {
     pub(crate) has_backups: bool,
     /// Whether its tasks use locks.
     pub(crate) has_locks: bool,
+    /// Whether they send to channels.
+    pub(crate) has_channels: bool,
     /// Whether nodes read each other's memory where it lies.
     pub(crate) reads_in_place: bool,
 }
@@ -170,6 +186,8 @@ pub(crate) struct Seen {
     pub(crate) fenced_writers: u64,
     /// Locks that were taken, and dead readers that somebody waited for who took a lock over.
     pub(crate) grants: u64,
+    /// Values that have come out of channels.
+    pub(crate) received: u64,
     pub(crate) lenders: u64,
     /// Batches that have begun a half with all objects.
     pub(crate) checkpoints: u64,
@@ -196,6 +214,7 @@ pub(crate) struct World {
     pub(crate) seen: RefCell<Seen>,
     pub(crate) nodes: Vec<RefCell<Node>>,
     pub(crate) locks: RefCell<Vec<LockTwin>>,
+    pub(crate) channels: RefCell<ChannelTwins>,
     now: Cell<u64>,
     order: Cell<u64>,
     events: RefCell<BTreeMap<(u64, u64), Action>>,
@@ -258,6 +277,7 @@ impl World {
             seen: RefCell::default(),
             nodes,
             locks: RefCell::default(),
+            channels: RefCell::default(),
             now: Cell::new(0),
             order: Cell::new(0),
             events: RefCell::default(),

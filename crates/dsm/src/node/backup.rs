@@ -288,6 +288,7 @@ impl BackupState {
     fn forget(&mut self, word: OwnerWord) {
         // Whoever frees an object late does not mean a later one in its block.
         let is_meant = |stored: &StoredObject| stored.word.colour() <= word.colour();
+        let is_received = self.messages.get(&word.offset()).is_some_and(is_meant);
         for known in [&mut self.changed, &mut self.messages] {
             if known.get(&word.offset()).is_some_and(is_meant) {
                 known.remove(&word.offset());
@@ -302,6 +303,8 @@ impl BackupState {
         if self.stored.get(&word.offset()).is_some_and(is_meant) {
             self.stored.remove(&word.offset());
             self.batch.free(word);
+            // Whoever is told what follows from that is told after it is stored: the value would arrive again.
+            self.staged += u64::from(is_received);
         }
         if self.locks.get(&word.offset()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
             self.changed_locks.remove(&word.offset());

@@ -356,6 +356,16 @@ impl ShareNode {
         answer.map_err(|error| Unanswered { error, may_have_arrived: true })
     }
 
+    /// Takes back what a ticket of this node has asked of a lock or a channel, wherever that is kept now. Never waits.
+    pub(super) fn withdraw_there(&self, word: OwnerWord, number: u64) {
+        let host = self.host_of(word);
+        if host == self.id {
+            self.withdraw(word, HomeTicket { node: self.id.0, number });
+        } else {
+            self.outbox.tell(host, ShareMessage::Withdraw { word: word.bits(), ticket: number });
+        }
+    }
+
     /// Takes back what a ticket has asked for, whether that has arrived or not.
     pub(super) fn withdraw(&self, word: OwnerWord, ticket: HomeTicket) {
         // Whoever asks looks here first, so the request is found in one of the two places.

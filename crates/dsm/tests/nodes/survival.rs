@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_changed_group_is_as_it_was_handed_over_last", 2, a_changed_group_is_as_it_was_handed_over_last),
     ("random_groups_are_whole_when_their_node_is_killed", 3, random_groups_are_whole_when_their_node_is_killed),
     ("a_channel_outlives_its_home", 3, a_channel_outlives_its_home),
+    ("what_the_home_has_received_does_not_arrive_again", 2, what_the_home_has_received_does_not_arrive_again),
     ("waits_for_a_channel_outlive_its_home", 3, waits_for_a_channel_outlive_its_home),
     ("who_receives_at_the_home_is_gone_with_it", 3, who_receives_at_the_home_is_gone_with_it),
     ("random_values_arrive_once_when_their_home_is_killed", 3, random_values_arrive_once_when_their_home_is_killed),
@@ -549,6 +550,23 @@ fn a_channel_outlives_its_home(here: &Here<'_>) -> Checked {
     drop(receiver);
     until(|| matches!(sender.try_send(here, (11, Tree::grow(here, 64).unwrap())), Err(SendError::Closed((11, _)))));
     until(|| here.stats().object_bytes < before);
+    Ok(())
+}
+
+/// Tasks of a channel's home receive one value after the other, and say so. Nothing else has changed there.
+fn what_the_home_has_received_does_not_arrive_again(here: &Here<'_>) -> Checked {
+    let (sender, mut receiver) = at(here, DEAD, (), |here, ()| channel::<u64>(here, 8))??;
+    (1..=4).for_each(|number| sender.send(here, number).expect("there is room"));
+    for expected in 1..=3 {
+        let received = at(here, DEAD, (receiver,), |here, (receiver,)| {
+            let number = receiver.recv(here);
+            (number, receiver)
+        })?;
+        assert_eq!(received.0, Ok(expected));
+        receiver = received.1;
+    }
+    kill(here)?;
+    assert_eq!(receiver.recv(here), Ok(4));
     Ok(())
 }
 
