@@ -2,7 +2,8 @@
 
 use crate::member::Invitation;
 use crate::node::AtomicStep;
-use farfield_core::dsm::NodeLoad;
+use crate::task::TaskRefusal;
+use farfield_core::dsm::{Expulsion, NodeLoad, ViewChange};
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,25 @@ pub(crate) const LOAN_BYTES: usize = 30;
 /// Most mutable loans of a task: half of the message that ends it is left for the result.
 pub(crate) const LOANS_MAX: usize = VALUE_BYTES_MAX / 2 / LOAN_BYTES;
 
+/// View of a node, with what its reader may not know of it.
+#[derive(Clone, Serialize, Deserialize, Debug, Default)]
+pub(crate) struct ViewNews {
+    /// Number of the view.
+    pub(crate) number: u32,
+    /// What has changed since the view of the reader, as far as that is known.
+    pub(crate) changes: Vec<ViewChange>,
+}
+
+impl ViewNews {
+    /// Changes for which every message has room, beside its value. What is more is said before.
+    pub(crate) const CHANGES_MAX: u32 = 4;
+
+    /// Returns the number of the view before the changes.
+    pub(crate) fn after(&self) -> u32 {
+        self.number.saturating_sub(u32::try_from(self.changes.len()).unwrap_or(u32::MAX))
+    }
+}
+
 /// Message with its sender.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct Letter<'a> {
@@ -30,9 +50,20 @@ pub(crate) struct Letter<'a> {
     pub(crate) sender: u16,
     /// Build of the program that sends it.
     pub(crate) build: u128,
+    pub(crate) view: ViewNews,
     pub(crate) load: NodeLoad,
     #[serde(borrow)]
     pub(crate) message: ShareMessage<'a>,
+}
+
+/// The same as it is written.
+#[derive(Serialize, Debug)]
+pub(crate) struct LetterOut<'a, 'm> {
+    pub(crate) sender: u16,
+    pub(crate) build: u128,
+    pub(crate) view: ViewNews,
+    pub(crate) load: NodeLoad,
+    pub(crate) message: &'a ShareMessage<'m>,
 }
 
 /// Where a node can be reached.
@@ -79,8 +110,8 @@ pub(crate) enum ShareMessage<'a> {
     Over,
     /// The sender has other work than it said before.
     Load,
-    /// A node is gone. The other one keeps the objects in its backup, if it had one.
-    Lost { node: u16, host: Option<u16> },
+    /// Nodes are gone: the letter says who, or here what it has no room for.
+    View { after: u32, changes: Vec<ViewChange> },
     /// The backup of the sender is of no use any more.
     BackupLost,
     /// So many bytes of an object are wanted, from an offset on.
@@ -148,7 +179,7 @@ impl ShareMessage<'_> {
     /// what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
         use ShareMessage::{
-            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, Lost, OutlastBorrowers, Over, Peers,
+            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, OutlastBorrowers, Over, Peers, View,
         };
         matches!(
             self,
@@ -158,7 +189,7 @@ impl ShareMessage<'_> {
                 | Beat
                 | Over
                 | Load
-                | Lost { .. }
+                | View { .. }
                 | BackupLost
                 | Fetch { .. }
                 | FetchGroup { .. }
@@ -221,15 +252,16 @@ pub(crate) enum TaskOutcome<'a> {
     TooLarge(u64),
 }
 
-/// Answer to a message, with the load of the node that gives it.
+/// Answer to a message, with the view and the load of the node that gives it.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct AnswerLetter<'a> {
+    pub(crate) view: ViewNews,
     pub(crate) load: NodeLoad,
     #[serde(borrow)]
     pub(crate) reply: ShareReply<'a>,
 }
 
-/// Answer to a message, without the load.
+/// Answer to a message, without these.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum ShareReply<'a> {
     /// It is done.
@@ -242,14 +274,18 @@ pub(crate) enum ShareReply<'a> {
     Stale,
     /// The sender is of another build.
     OtherBuild,
-    /// The sender was taken for dead.
-    Expelled,
+    /// The sender was taken for dead. It is told when and why, if this node knows.
+    Expelled(Option<Expulsion>),
+    /// So much has changed after the sender's view. Nothing is done: it says its message again.
+    View { after: u32, changes: Vec<ViewChange> },
     /// The node was taken for dead, and another one keeps its objects: nothing is done.
     TakenOver,
     /// The sender is to be that node.
     Invited(Invitation),
     /// All nodes are there, another process is that node, or the node has no room for the task.
     NoPlace,
+    /// So many tasks wait at the node that it takes no more.
+    TooMuch(TaskRefusal),
     /// An atomic number as it was before.
     Number(u64),
     /// The wait is over at once.

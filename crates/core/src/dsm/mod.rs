@@ -15,6 +15,7 @@ mod loan;
 mod lock_line;
 mod stored_channel;
 mod stored_lock;
+mod view;
 mod withdrawn;
 mod word;
 
@@ -31,5 +32,6 @@ pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
 pub use lock_line::{HomeTicket, LockLine};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;
+pub use view::{Expulsion, LossCause, MemberView, ViewChange};
 pub use withdrawn::WithdrawnTickets;
 pub use word::{Colour, OwnerWord, Partition};

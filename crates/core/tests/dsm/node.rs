@@ -59,19 +59,66 @@ pub(crate) type TaskEnd = Result<(Outcome, BTreeMap<LoanNumber, Option<LoanPlace
 
 #[derive(Clone)]
 pub(crate) enum Message {
-    Fetch { word: OwnerWord },
-    Free { word: OwnerWord, drops: bool },
-    Spawn { number: u64, is_scoped: bool, roots: Vec<BorrowRoot>, arguments: Vec<Held>, seed: u64, depth: u64 },
-    Ended { number: u64, outcome: Outcome, loans: BTreeMap<LoanNumber, Option<LoanPlace>> },
-    Outlast { of: u16, root: BorrowRoot, ticket: u64 },
-    Outlasted { ticket: u64 },
-    Lost { node: u16, host: Option<u16> },
-    Lock { word: OwnerWord, ticket: u64, mode: LockMode },
-    Unlock { word: OwnerWord, ticket: u64, end: LockEnd },
-    Answered { ticket: u64, answer: LockAnswer },
-    Wish { word: OwnerWord, ticket: u64, settled: u64, wish: Wish },
-    Cancel { word: OwnerWord, ticket: u64 },
-    Told { ticket: u64, answer: ChannelAnswer },
+    Fetch {
+        word: OwnerWord,
+    },
+    Free {
+        word: OwnerWord,
+        drops: bool,
+    },
+    Spawn {
+        number: u64,
+        is_scoped: bool,
+        roots: Vec<BorrowRoot>,
+        arguments: Vec<Held>,
+        seed: u64,
+        depth: u64,
+    },
+    Ended {
+        number: u64,
+        outcome: Outcome,
+        loans: BTreeMap<LoanNumber, Option<LoanPlace>>,
+    },
+    Outlast {
+        of: u16,
+        root: BorrowRoot,
+        ticket: u64,
+    },
+    Outlasted {
+        ticket: u64,
+    },
+    /// Who is gone, and who keeps what that had stored.
+    View {
+        changes: View,
+    },
+    Lock {
+        word: OwnerWord,
+        ticket: u64,
+        mode: LockMode,
+    },
+    Unlock {
+        word: OwnerWord,
+        ticket: u64,
+        end: LockEnd,
+    },
+    Answered {
+        ticket: u64,
+        answer: LockAnswer,
+    },
+    Wish {
+        word: OwnerWord,
+        ticket: u64,
+        settled: u64,
+        wish: Wish,
+    },
+    Cancel {
+        word: OwnerWord,
+        ticket: u64,
+    },
+    Told {
+        ticket: u64,
+        answer: ChannelAnswer,
+    },
 }
 
 impl Message {
@@ -83,7 +130,7 @@ impl Message {
             Message::Ended { .. } => Kind::Ended,
             Message::Outlast { .. } => Kind::Outlast,
             Message::Outlasted { .. } => Kind::Outlasted,
-            Message::Lost { .. } => Kind::Lost,
+            Message::View { .. } => Kind::View,
             Message::Lock { .. } => Kind::Lock,
             Message::Unlock { .. } => Kind::Unlock,
             Message::Answered { .. } => Kind::Answered,
@@ -96,7 +143,7 @@ impl Message {
 
     /// Returns whether nobody learns from the message what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
-        matches!(self, Message::Fetch { .. } | Message::Outlast { .. } | Message::Lost { .. })
+        matches!(self, Message::Fetch { .. } | Message::Outlast { .. } | Message::View { .. })
     }
 }
 
@@ -111,7 +158,9 @@ pub(crate) enum Answer {
 }
 
 pub(crate) type Reply = Result<Answer, Failure>;
-type OpenCall = (u16, Slot<Reply>);
+/// Nodes that are gone, in order, with those that keep what they had stored.
+pub(crate) type View = Vec<(u16, Option<u16>)>;
+type OpenCall = (u16, Slot<(Reply, View)>);
 
 pub(crate) struct Node {
     pub(crate) id: u16,
@@ -123,6 +172,7 @@ pub(crate) struct Node {
     /// What happens when it runs again.
     pub(crate) held: Vec<Action>,
     pub(crate) lost: BTreeSet<u16>,
+    pub(crate) view: View,
     hosts: BTreeMap<u16, u16>,
     pub(crate) calls: Vec<OpenCall>,
     joins: BTreeMap<u64, (u16, Slot<TaskEnd>)>,
@@ -200,6 +250,7 @@ impl Node {
             is_expelled: false,
             held: Vec::new(),
             lost: BTreeSet::new(),
+            view: View::new(),
             hosts: BTreeMap::new(),
             calls: Vec::new(),
             joins: BTreeMap::new(),
@@ -320,7 +371,7 @@ impl Node {
         let mut here = world.node(at);
         here.lost.insert(node);
         for (_, call) in here.calls.extract_if(.., |(to, _)| *to == node) {
-            call.put(world, Err(Failure::NodeLost(node)));
+            call.put(world, (Err(Failure::NodeLost(node)), View::new()));
         }
         for join in take_of(&mut here.joins, node) {
             join.put(world, Err(node));
@@ -338,6 +389,16 @@ impl Node {
         drop(here);
         lose_locks(world, at, node);
         lose_channels(world, at, node);
+    }
+
+    /// Learns who is gone.
+    pub(crate) fn learn(world: &Rc<World>, at: u16, view: &[(u16, Option<u16>)]) {
+        let known = world.node(at).view.len();
+        for (node, host) in view.iter().skip(known).copied() {
+            world.node(at).hosts.extend(host.map(|host| (node, host)));
+            Node::lose(world, at, node);
+            world.node(at).view.push((node, host));
+        }
     }
 
     /// Does what a message asks for.
@@ -373,11 +434,8 @@ impl Node {
                 }
                 Ok(Answer::Done)
             }
-            Message::Lost { node, host } => {
-                let mut here = world.node(at);
-                here.hosts.extend(host.map(|host| (node, host)));
-                drop(here);
-                Node::lose(world, at, node);
+            Message::View { changes } => {
+                Node::learn(world, at, &changes);
                 Ok(Answer::Done)
             }
             Message::Lock { word, ticket, mode } => {
@@ -573,12 +631,13 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
         }
     }
     let host = has_backup.then_some(FIRST);
-    world.node(FIRST).hosts.extend(host.map(|host| (node, host)));
     world.seen.borrow_mut().lenders += lenders.len() as u64;
     outlast_lenders(&world, FIRST, lenders);
-    Node::lose(&world, FIRST, node);
+    let mut changes = world.node(FIRST).view.clone();
+    changes.push((node, host));
+    Node::learn(&world, FIRST, &changes);
     for other in (0..NODES).filter(|other| *other != node && *other != FIRST) {
-        tell(&world, FIRST, other, Message::Lost { node, host });
+        tell(&world, FIRST, other, Message::View { changes: changes.clone() });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::channels::ChannelTwins;
 use crate::locks::LockTwin;
-use crate::node::{Message, Node, Reply, commit};
+use crate::node::{Message, Node, Reply, View, commit};
 use farfield_core::dsm::BorrowRoot;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,9 +76,11 @@ pub(crate) enum Rule {
     AnswersAreGivenAgain,
     /// That a value was received at the home is stored before anybody is told what follows from it.
     ReceivedValuesAreStored,
+    /// Whoever is told something by a node that knows of more losses learns of these first.
+    OlderViewsCatchUp,
 }
 
-pub(crate) const RULES: [Rule; 26] = [
+pub(crate) const RULES: [Rule; 27] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -105,6 +107,7 @@ pub(crate) const RULES: [Rule; 26] = [
     Rule::AnswersAreKept,
     Rule::AnswersAreGivenAgain,
     Rule::ReceivedValuesAreStored,
+    Rule::OlderViewsCatchUp,
 ];
 
 /// Moment of a message.
@@ -127,7 +130,7 @@ pub(crate) enum Kind {
     Ended,
     Outlast,
     Outlasted,
-    Lost,
+    View,
     Lock,
     Unlock,
     Answered,
@@ -459,15 +462,25 @@ impl World {
         }
     }
 
-    /// Asks a node, and waits for its answer.
+    /// Asks a node, and waits for its answer. Both know of the same losses then, as far as the message and the answer
+    /// may follow from them.
     pub(crate) async fn ask(self: &Rc<World>, from: u16, to: u16, message: Message) -> Reply {
-        let (kind, is_read) = (message.kind(), message.is_read());
-        if !is_read {
+        if !message.is_read() {
             commit(self, from).await;
         }
-        if self.node(from).lost.contains(&to) {
-            return Err(Failure::NodeLost(to));
+        let (reply, view) = self.ask_once(from, to, message).await;
+        if self.has(Rule::OlderViewsCatchUp) {
+            Node::learn(self, from, &view);
         }
+        reply
+    }
+
+    async fn ask_once(self: &Rc<World>, from: u16, to: u16, message: Message) -> (Reply, View) {
+        let (kind, is_read) = (message.kind(), message.is_read());
+        if self.node(from).lost.contains(&to) {
+            return (Err(Failure::NodeLost(to)), View::new());
+        }
+        let view = self.node(from).view.clone();
         self.pass(kind, Phase::Leaves, from, Some(to));
         self.alive(from).await;
         let slot = Slot::new();
@@ -480,12 +493,17 @@ impl World {
                 world.pass(kind, Phase::Arrives, from, Some(to));
                 // It may have died or been stopped just now.
                 world.after_at(to, 0, move |world| {
+                    let is_expelled = world.node(to).lost.contains(&from);
+                    if !is_expelled && world.has(Rule::OlderViewsCatchUp) {
+                        Node::learn(world, to, &view);
+                    }
                     let reply = Node::receive(world, to, from, message);
                     let say = move |world: &Rc<World>| {
                         world.pass(kind, Phase::Answered, from, Some(to));
                         let is_unanswered = world.pick(1000) < world.plan.loss || !world.node(to).is_alive;
                         if !is_unanswered {
-                            world.after_at(from, world.delay(), move |world| answer.put(world, reply));
+                            let view = world.node(to).view.clone();
+                            world.after_at(from, world.delay(), move |world| answer.put(world, (reply, view)));
                         }
                     };
                     // It has an effect elsewhere, which is stored first.
@@ -501,7 +519,7 @@ impl World {
             });
         }
         let silent = slot.clone();
-        self.after(WITHIN, move |world| silent.put(world, Err(Failure::Silent)));
+        self.after(WITHIN, move |world| silent.put(world, (Err(Failure::Silent), View::new())));
         slot.wait(self).await
     }
 

@@ -478,7 +478,7 @@ impl ShareNode {
         let wanted = if is_wanted { state.collecting } else { state.collecting - 1 };
         loop {
             match state.ended {
-                Some(BackupEnd::TakenOver) => return Err(ShareError::Expelled),
+                Some(BackupEnd::TakenOver) => return Err(ShareError::Expelled { expulsion: None }),
                 Some(BackupEnd::Lost) => return Ok(()),
                 None if state.done >= wanted => return Ok(()),
                 None => {}
@@ -523,14 +523,16 @@ impl ShareNode {
     /// stored is older than what others will know.
     fn end_backup(&self, error: &BackupError) -> BackupEnd {
         if matches!(error, BackupError::Fenced) {
-            self.first.expelled();
+            self.first.expelled(None);
             return BackupEnd::TakenOver;
         }
         crate::member::say(&format!("node {}: its backup is lost, and it goes on without: {error}", self.id));
         loop {
             match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost) {
                 Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
-                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled) => return BackupEnd::TakenOver,
+                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled { .. }) => {
+                    return BackupEnd::TakenOver;
+                }
                 // Without the first process this one ends, too.
                 _ => return BackupEnd::Lost,
             }

@@ -24,7 +24,7 @@ use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
 use crate::member::FirstProcess;
-use crate::message::NodeAddress;
+use crate::message::{NodeAddress, ShareMessage};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
@@ -38,7 +38,9 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{BlockRights, BorrowRoot, Colour, LoanNumber, OwnerWord, Partition, WithdrawnTickets};
+use farfield_core::dsm::{
+    BlockRights, BorrowRoot, Colour, LoanNumber, OwnerWord, Partition, ViewChange, WithdrawnTickets,
+};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -246,10 +248,32 @@ impl ShareNode {
         self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), self.promoted.count())
     }
 
-    /// Ends what waits for other nodes.
-    pub(crate) fn lose(&self, node: NodeId) {
-        self.peers.lose(node);
+    /// Begins a view without a node, at the first one, and tells all others.
+    pub(crate) fn expel(&self, change: ViewChange) {
+        let before = self.peers.begin_view(change, |change| self.lose(change));
+        for other in (1..self.peers.count()).map(NodeId).filter(|other| !self.peers.is_lost(*other)) {
+            self.outbox.tell(other, ShareMessage::View { after: before, changes: vec![change] });
+        }
+    }
+
+    /// Learns who is gone: what has changed after a view.
+    pub(crate) fn learn(&self, after: u32, changes: &[ViewChange]) {
+        if changes.is_empty() {
+            return;
+        }
+        self.peers.learn(after, changes, |change| self.lose(change));
+    }
+
+    /// Ends what waits for a node that is gone.
+    fn lose(&self, change: &ViewChange) {
+        let node = NodeId(change.node);
+        // What is in its memory may be newer than what another node keeps of it.
         self.arenas.lose(node);
+        // Whoever is told that the node is gone finds who keeps its objects.
+        if let Some(host) = change.host {
+            self.set_host(node, NodeId(host));
+        }
+        self.peers.lose(node);
         self.joins.lose(node);
         self.waits.lose(node);
         self.withdrawn().lose(node.0);

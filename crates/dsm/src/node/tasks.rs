@@ -6,7 +6,7 @@ use super::{Here, NodeId, ShareNode, WaitCause, within};
 use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
-use crate::task::{Borrows, QueuedTask, TaskEnd, UsedLoan, Waiting};
+use crate::task::{Borrows, QueuedTask, TaskEnd, TaskRefusal, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
 use farfield_core::dsm::{LoanPlace, NodeLoad, OwnerWord};
 use std::any::Any;
@@ -95,7 +95,10 @@ impl ShareNode {
         borrows: Borrows,
     ) -> Arc<Waiting> {
         let (number, waiting) = self.joins.expect(self.id, WaitCause::Task, body);
-        self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments, may_move, borrows });
+        self.workers.submit(
+            self,
+            QueuedTask { origin: self.id, number, body, arguments, may_move, borrows, bytes_of_other: None },
+        );
         if may_move {
             self.seek_room();
         }
@@ -134,11 +137,17 @@ impl ShareNode {
     /// Asks a node to take a task. It is not taken if the node has no room (`Refused`).
     fn ask_to_run(&self, to: NodeId, task: ShareMessage<'_>) -> Result<(), Unanswered> {
         let taken = self.peers.ask(self, to, task, |reply| match reply {
-            ShareReply::Done => Some(true),
-            ShareReply::NoPlace => Some(false),
+            ShareReply::Done => Some(Ok(())),
+            ShareReply::NoPlace => Some(Err(ShareError::Refused { node: to })),
+            ShareReply::TooMuch(TaskRefusal::Tasks { tasks, most }) => {
+                Some(Err(ShareError::TooManyTasks { node: to, tasks, most }))
+            }
+            ShareReply::TooMuch(TaskRefusal::Bytes { bytes, limit_bytes }) => {
+                Some(Err(ShareError::TooManyArguments { node: to, bytes, limit_bytes }))
+            }
             _ => None,
         })?;
-        if taken { Ok(()) } else { Err(ShareError::Refused { node: to }.into()) }
+        Ok(taken?)
     }
 
     /// Gives a node a task that waits here, if there is one.
@@ -205,7 +214,7 @@ impl ShareNode {
         needy.into_iter().for_each(|node| self.outbox.tell(node, ShareMessage::Load));
     }
 
-    /// Takes a task from another node, which is counted if it has borrows. Returns whether there is such code.
+    /// Takes a task from another node, which is counted if it has borrows. Returns `None` if there is no such code.
     pub(crate) fn submit(
         self: &Arc<ShareNode>,
         origin: NodeId,
@@ -213,15 +222,20 @@ impl ShareNode {
         body: CodeRef,
         borrows: Borrows,
         arguments: &[u8],
-    ) -> bool {
+    ) -> Option<Result<(), TaskRefusal>> {
         let Some(body) = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())
         else {
             self.end_borrower(origin, &borrows);
-            return false;
+            return None;
         };
         let arguments = arguments.to_vec();
-        self.workers.submit(self, QueuedTask { origin, number, body, arguments, may_move: false, borrows });
-        true
+        let counted = borrows.clone();
+        let task = QueuedTask { origin, number, body, arguments, may_move: false, borrows, bytes_of_other: None };
+        let taken = self.workers.submit_of_other(self, task, self.near_bytes);
+        if taken.is_err() {
+            self.end_borrower(origin, &counted);
+        }
+        Some(taken)
     }
 
     /// Runs a task and says how it ended to the node that waits.
