@@ -293,3 +293,83 @@ pub(crate) enum ShareReply<'a> {
     /// The sender waits for a message ([`ShareMessage::Answered`]).
     Waits,
 }
+
+/// Checks what holds for any bytes that a node is sent: they are refused, or are a message or an answer that is
+/// written and read again as it is, and that takes no more memory than they may make it take.
+#[cfg(any(test, feature = "conformance"))]
+pub fn check_message(bytes: &[u8]) {
+    if let Ok(letter) = postcard::from_bytes::<Letter<'_>>(bytes) {
+        let written = postcard::to_allocvec(&letter).expect("it was read");
+        assert!(written.len() <= bytes.len(), "a number is written in as few bytes as there are");
+        let read: Letter<'_> = postcard::from_bytes(&written).expect("it was written");
+        assert_eq!(format!("{read:?}"), format!("{letter:?}"));
+        let changes = match &letter.message {
+            ShareMessage::View { changes, .. } => changes.len(),
+            _ => 0,
+        };
+        let entries = letter.view.changes.len() + changes;
+        let roots = match &letter.message {
+            ShareMessage::Spawn { borrows, .. } => borrows.as_ref().map_or(0, Vec::len),
+            ShareMessage::Ended { loans, .. } => loans.len(),
+            ShareMessage::Peers { addresses } => addresses.len(),
+            _ => 0,
+        };
+        assert!(entries + roots <= bytes.len(), "each takes a byte at least");
+        assert!(letter.view.after() <= letter.view.number);
+    }
+    if let Ok(answer) = postcard::from_bytes::<AnswerLetter<'_>>(bytes) {
+        let written = postcard::to_allocvec(&answer).expect("it was read");
+        let read: AnswerLetter<'_> = postcard::from_bytes(&written).expect("it was written");
+        assert_eq!(format!("{read:?}"), format!("{answer:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+    use farfield_core::dsm::LossCause;
+
+    #[test]
+    fn any_bytes_are_refused_or_are_a_message() {
+        let mut random = fastrand::Rng::with_seed(31);
+        let change = |node| ViewChange { node, host: Some(0), cause: LossCause::Silent(Duration::from_secs(15)) };
+        let code = CodeRef { offset: 9, types: 7 << 70, count: 1 };
+        let loans = vec![(1, 2, 3), (4, 0, 0)];
+        let messages = [
+            ShareMessage::Spawn {
+                task: 7,
+                body: code,
+                if_room: true,
+                borrows: Some(vec![1, 1 << 60]),
+                arguments: &[5; 30],
+            },
+            ShareMessage::Ended { task: 7, outcome: TaskOutcome::Panicked("text"), loans },
+            ShareMessage::View { after: 3, changes: vec![change(4), change(5)] },
+            ShareMessage::OutlastBorrowers { of: 3, root: 1 << 50, ticket: 9 },
+            ShareMessage::Withdraw { word: 1 << 40, ticket: 8 },
+            ShareMessage::Answered { ticket: 3, answer: WaitAnswer::Granted { was_left: true, value: vec![8; 20] } },
+        ];
+        let letter = |message| {
+            let (view, load) = (ViewNews { number: 2, changes: vec![change(1), change(2)] }, NodeLoad::default());
+            postcard::to_allocvec(&Letter { sender: 1, build: 7, view, load, message }).unwrap()
+        };
+        let letters = messages.map(letter);
+        let mut whole = 0;
+        for round in 0..60_000 {
+            let mut bytes = letters[round % letters.len()].clone();
+            match random.u8(..4) {
+                0 => bytes.truncate(random.usize(..bytes.len())),
+                1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
+                2 => {}
+                _ => {
+                    let at = random.usize(..bytes.len());
+                    bytes[at] = random.u8(..);
+                }
+            }
+            check_message(&bytes);
+            whole += u32::from(postcard::from_bytes::<Letter<'_>>(&bytes).is_ok());
+        }
+        assert!(whole > 20_000, "{whole}");
+    }
+}
