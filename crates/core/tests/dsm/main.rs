@@ -2,9 +2,10 @@
 //!
 //! Danger: an object with two owners, or with none that somebody reads; a version that is older than what was told; a
 //! block that is written to, freed or used again while somebody has borrowed what is in it; a batch of a backup that
-//! counts in half; a writer that goes on after its node was given up. Nodes die or are stopped at any boundary of a
-//! message, and messages are late, overtake each other and are lost. What the nodes decide is decided by the pure
-//! code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
+//! counts in half; a writer that goes on after its node was given up; a lock with a writer beside others, or of which
+//! a release is lost; a value of a channel that arrives twice or never; a wait that never ends. Nodes die or are
+//! stopped at any boundary of a message, and messages are late, overtake each other and are lost. What the nodes decide
+//! is decided by the pure code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
 
 mod channels;
 mod locks;
