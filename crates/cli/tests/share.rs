@@ -479,6 +479,7 @@ fn what_a_killed_node_has_handed_over_is_there() {
     let line = run.line();
     assert!(line.contains("node 2 is gone") && line.ends_with("; true"), "{line}");
     until("who keeps them is shown", || status().contains("of nodes that are gone"));
+    until("the view without the node is shown", || status().contains("lost: node 2 (view 1)"));
     end(run, 0);
 }
 

@@ -2,6 +2,7 @@
 
 use crate::NodeId;
 use core::time::Duration;
+use farfield_core::dsm::Expulsion;
 
 /// Error of an access to shared memory. It can travel between nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -55,15 +56,39 @@ pub enum ShareError {
         /// Most mutable loans of a task.
         most: usize,
     },
+    /// So many tasks of other nodes wait at the node that it takes no more. Nothing was started.
+    #[error("node {node} lets {most} tasks of other nodes wait at most, and this one is number {tasks}")]
+    TooManyTasks {
+        /// Node that was asked.
+        node: NodeId,
+        /// Tasks with the one that was refused.
+        tasks: u64,
+        /// Most tasks that may wait there.
+        most: u64,
+    },
+    /// The arguments of the tasks of other nodes that wait at the node take as much as its near memory. Nothing was
+    /// started.
+    #[error("arguments of tasks that wait at node {node} take {limit_bytes} bytes at most, and {bytes} with this one")]
+    TooManyArguments {
+        /// Node that was asked.
+        node: NodeId,
+        /// Bytes with the arguments that were refused.
+        bytes: u64,
+        /// Most bytes that arguments may take there: its near memory.
+        limit_bytes: u64,
+    },
     /// The node is another build of the program, or no node of this program.
     #[error("node {node} runs another build of the program")]
     OtherBuild {
         /// Node that was asked.
         node: NodeId,
     },
-    /// This node is not part of the program any more: it has not answered for too long.
-    #[error("this node has not answered for too long, and was expelled")]
-    Expelled,
+    /// This node is not part of the program any more: the others take it for dead.
+    #[error("{}", expelled(*.expulsion))]
+    Expelled {
+        /// When it was expelled, and why, as far as this node was told.
+        expulsion: Option<Expulsion>,
+    },
     /// The node does not keep the object any more. In safe code this does not happen.
     #[error("node {node} does not keep the object any more")]
     Stale {
@@ -85,6 +110,11 @@ pub enum ShareError {
     /// A task panicked that the one which has failed was waiting for. What it said was printed at its node.
     #[error("a task that was waited for panicked")]
     TaskPanicked,
+}
+
+/// Returns what is said of a node that was expelled.
+pub(crate) fn expelled(expulsion: Option<Expulsion>) -> String {
+    expulsion.map_or_else(|| "this node was expelled".into(), |expulsion| format!("this node {expulsion}"))
 }
 
 /// Lets a task that waits for others fail with what they failed with.

@@ -139,7 +139,10 @@ mod task;
 pub use collections::{ChunkMut, DString, DVec, DVecIter};
 pub use error::{JoinError, NodeStartError, ShareError};
 pub use far::{Far, FarGroup, Portable};
+pub use farfield_core::dsm::{Expulsion, LossCause};
 pub use farfield_derive::{Far, FarGroup};
+#[cfg(any(test, feature = "conformance"))]
+pub use message::check_message;
 pub use node::{Here, NodeBuilder, NodeId, run};
 pub use object::{Object, OwnedObject};
 pub use ptr::{DArc, DBox, Mut, ObjectFetch, PinnedObject, TBox, Tie};

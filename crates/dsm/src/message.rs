@@ -2,7 +2,8 @@
 
 use crate::member::Invitation;
 use crate::node::AtomicStep;
-use farfield_core::dsm::NodeLoad;
+use crate::task::TaskRefusal;
+use farfield_core::dsm::{Expulsion, NodeLoad, ViewChange};
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,25 @@ pub(crate) const LOAN_BYTES: usize = 30;
 /// Most mutable loans of a task: half of the message that ends it is left for the result.
 pub(crate) const LOANS_MAX: usize = VALUE_BYTES_MAX / 2 / LOAN_BYTES;
 
+/// View of a node, with what its reader may not know of it.
+#[derive(Clone, Serialize, Deserialize, Debug, Default)]
+pub(crate) struct ViewNews {
+    /// Number of the view.
+    pub(crate) number: u32,
+    /// What has changed since the view of the reader, as far as that is known.
+    pub(crate) changes: Vec<ViewChange>,
+}
+
+impl ViewNews {
+    /// Changes for which every message has room, beside its value. What is more is said before.
+    pub(crate) const CHANGES_MAX: u32 = 4;
+
+    /// Returns the number of the view before the changes.
+    pub(crate) fn after(&self) -> u32 {
+        self.number.saturating_sub(u32::try_from(self.changes.len()).unwrap_or(u32::MAX))
+    }
+}
+
 /// Message with its sender.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct Letter<'a> {
@@ -30,9 +50,20 @@ pub(crate) struct Letter<'a> {
     pub(crate) sender: u16,
     /// Build of the program that sends it.
     pub(crate) build: u128,
+    pub(crate) view: ViewNews,
     pub(crate) load: NodeLoad,
     #[serde(borrow)]
     pub(crate) message: ShareMessage<'a>,
+}
+
+/// The same as it is written.
+#[derive(Serialize, Debug)]
+pub(crate) struct LetterOut<'a, 'm> {
+    pub(crate) sender: u16,
+    pub(crate) build: u128,
+    pub(crate) view: ViewNews,
+    pub(crate) load: NodeLoad,
+    pub(crate) message: &'a ShareMessage<'m>,
 }
 
 /// Where a node can be reached.
@@ -79,8 +110,8 @@ pub(crate) enum ShareMessage<'a> {
     Over,
     /// The sender has other work than it said before.
     Load,
-    /// A node is gone. The other one keeps the objects in its backup, if it had one.
-    Lost { node: u16, host: Option<u16> },
+    /// Nodes are gone: the letter says who, or here what it has no room for.
+    View { after: u32, changes: Vec<ViewChange> },
     /// The backup of the sender is of no use any more.
     BackupLost,
     /// So many bytes of an object are wanted, from an offset on.
@@ -96,13 +127,14 @@ pub(crate) enum ShareMessage<'a> {
         body: CodeRef,
         /// Whether the task is not taken if the node has no room for it now.
         if_room: bool,
-        /// Whether the arguments may have borrows of the sender.
-        is_scoped: bool,
+        /// Roots of the borrows that the arguments may have, if they may have any.
+        borrows: Option<Vec<u64>>,
         #[serde(borrow)]
         arguments: &'a [u8],
     },
-    /// The scoped tasks are to be waited for that a dead node has sent. The ticket is the sender's number of its wait.
-    OutlastBorrowers { of: u16, ticket: u64 },
+    /// The scoped tasks are to be waited for that a dead node has sent with borrows of this root. The ticket is the
+    /// sender's number of its wait.
+    OutlastBorrowers { of: u16, root: u64, ticket: u64 },
     /// A task has ended.
     Ended {
         task: u64,
@@ -134,6 +166,8 @@ pub(crate) enum ShareMessage<'a> {
     Receive { word: u64, ticket: u64, settled: u64, may_wait: bool },
     /// A wait for a lock or a channel is over.
     Cancel { word: u64, ticket: u64 },
+    /// What a lock or a channel was asked for is not wanted any more. The request may still be on its way.
+    Withdraw { word: u64, ticket: u64 },
     /// The receiver of a channel was dropped.
     EndReceiver { word: u64 },
     /// The home answers a wait of the receiver of this message.
@@ -145,7 +179,7 @@ impl ShareMessage<'_> {
     /// what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
         use ShareMessage::{
-            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, Lost, OutlastBorrowers, Over, Peers,
+            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, OutlastBorrowers, Over, Peers, View,
         };
         matches!(
             self,
@@ -155,7 +189,7 @@ impl ShareMessage<'_> {
                 | Beat
                 | Over
                 | Load
-                | Lost { .. }
+                | View { .. }
                 | BackupLost
                 | Fetch { .. }
                 | FetchGroup { .. }
@@ -218,15 +252,16 @@ pub(crate) enum TaskOutcome<'a> {
     TooLarge(u64),
 }
 
-/// Answer to a message, with the load of the node that gives it.
+/// Answer to a message, with the view and the load of the node that gives it.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct AnswerLetter<'a> {
+    pub(crate) view: ViewNews,
     pub(crate) load: NodeLoad,
     #[serde(borrow)]
     pub(crate) reply: ShareReply<'a>,
 }
 
-/// Answer to a message, without the load.
+/// Answer to a message, without these.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum ShareReply<'a> {
     /// It is done.
@@ -239,18 +274,102 @@ pub(crate) enum ShareReply<'a> {
     Stale,
     /// The sender is of another build.
     OtherBuild,
-    /// The sender was taken for dead.
-    Expelled,
+    /// The sender was taken for dead. It is told when and why, if this node knows.
+    Expelled(Option<Expulsion>),
+    /// So much has changed after the sender's view. Nothing is done: it says its message again.
+    View { after: u32, changes: Vec<ViewChange> },
     /// The node was taken for dead, and another one keeps its objects: nothing is done.
     TakenOver,
     /// The sender is to be that node.
     Invited(Invitation),
     /// All nodes are there, another process is that node, or the node has no room for the task.
     NoPlace,
+    /// So many tasks wait at the node that it takes no more.
+    TooMuch(TaskRefusal),
     /// An atomic number as it was before.
     Number(u64),
     /// The wait is over at once.
     Answer(WaitAnswer),
     /// The sender waits for a message ([`ShareMessage::Answered`]).
     Waits,
+}
+
+/// Checks what holds for any bytes that a node is sent: they are refused, or are a message or an answer that is
+/// written and read again as it is, and that takes no more memory than they may make it take.
+#[cfg(any(test, feature = "conformance"))]
+pub fn check_message(bytes: &[u8]) {
+    if let Ok(letter) = postcard::from_bytes::<Letter<'_>>(bytes) {
+        let written = postcard::to_allocvec(&letter).expect("it was read");
+        assert!(written.len() <= bytes.len(), "a number is written in as few bytes as there are");
+        let read: Letter<'_> = postcard::from_bytes(&written).expect("it was written");
+        assert_eq!(format!("{read:?}"), format!("{letter:?}"));
+        let changes = match &letter.message {
+            ShareMessage::View { changes, .. } => changes.len(),
+            _ => 0,
+        };
+        let entries = letter.view.changes.len() + changes;
+        let roots = match &letter.message {
+            ShareMessage::Spawn { borrows, .. } => borrows.as_ref().map_or(0, Vec::len),
+            ShareMessage::Ended { loans, .. } => loans.len(),
+            ShareMessage::Peers { addresses } => addresses.len(),
+            _ => 0,
+        };
+        assert!(entries + roots <= bytes.len(), "each takes a byte at least");
+        assert!(letter.view.after() <= letter.view.number);
+    }
+    if let Ok(answer) = postcard::from_bytes::<AnswerLetter<'_>>(bytes) {
+        let written = postcard::to_allocvec(&answer).expect("it was read");
+        let read: AnswerLetter<'_> = postcard::from_bytes(&written).expect("it was written");
+        assert_eq!(format!("{read:?}"), format!("{answer:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+    use farfield_core::dsm::LossCause;
+
+    #[test]
+    fn any_bytes_are_refused_or_are_a_message() {
+        let mut random = fastrand::Rng::with_seed(31);
+        let change = |node| ViewChange { node, host: Some(0), cause: LossCause::Silent(Duration::from_secs(15)) };
+        let code = CodeRef { offset: 9, types: 7 << 70, count: 1 };
+        let loans = vec![(1, 2, 3), (4, 0, 0)];
+        let messages = [
+            ShareMessage::Spawn {
+                task: 7,
+                body: code,
+                if_room: true,
+                borrows: Some(vec![1, 1 << 60]),
+                arguments: &[5; 30],
+            },
+            ShareMessage::Ended { task: 7, outcome: TaskOutcome::Panicked("text"), loans },
+            ShareMessage::View { after: 3, changes: vec![change(4), change(5)] },
+            ShareMessage::OutlastBorrowers { of: 3, root: 1 << 50, ticket: 9 },
+            ShareMessage::Withdraw { word: 1 << 40, ticket: 8 },
+            ShareMessage::Answered { ticket: 3, answer: WaitAnswer::Granted { was_left: true, value: vec![8; 20] } },
+        ];
+        let letter = |message| {
+            let (view, load) = (ViewNews { number: 2, changes: vec![change(1), change(2)] }, NodeLoad::default());
+            postcard::to_allocvec(&Letter { sender: 1, build: 7, view, load, message }).unwrap()
+        };
+        let letters = messages.map(letter);
+        let mut whole = 0;
+        for round in 0..60_000 {
+            let mut bytes = letters[round % letters.len()].clone();
+            match random.u8(..4) {
+                0 => bytes.truncate(random.usize(..bytes.len())),
+                1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
+                2 => {}
+                _ => {
+                    let at = random.usize(..bytes.len());
+                    bytes[at] = random.u8(..);
+                }
+            }
+            check_message(&bytes);
+            whole += u32::from(postcard::from_bytes::<Letter<'_>>(&bytes).is_ok());
+        }
+        assert!(whole > 20_000, "{whole}");
+    }
 }

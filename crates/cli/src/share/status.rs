@@ -207,7 +207,7 @@ fn render(row: &NodeRow, text: &mut String) {
         let _ = writeln!(text, "    {} objects have no owner and stay until the program ends", row.number("orphans"));
     }
     if !row.lost_nodes.is_empty() {
-        let _ = writeln!(text, "    lost: node {}", list(&row.lost_nodes));
+        let _ = writeln!(text, "    lost: node {} (view {})", list(&row.lost_nodes), row.number("view"));
     }
 }
 

@@ -46,6 +46,11 @@ impl LockLine {
         self.holders.iter().find(|(holder, _)| *holder == ticket).map(|(_, mode)| *mode)
     }
 
+    /// Returns whether a ticket holds the lock or waits for it.
+    pub fn has(&self, ticket: HomeTicket) -> bool {
+        self.holders.iter().chain(&self.waiting).any(|(other, _)| *other == ticket)
+    }
+
     /// Returns those who hold the lock.
     pub fn holders(&self) -> impl Iterator<Item = HomeTicket> + '_ {
         self.holders.iter().map(|(ticket, _)| *ticket)

@@ -15,6 +15,8 @@ mod loan;
 mod lock_line;
 mod stored_channel;
 mod stored_lock;
+mod view;
+mod withdrawn;
 mod word;
 
 pub use backup::{
@@ -22,7 +24,7 @@ pub use backup::{
     MalformedBatch,
 };
 pub use block::{BlockHeader, LateFree};
-pub use borrowers::BorrowerCounts;
+pub use borrowers::{BorrowRoot, BorrowerCounts};
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
@@ -30,4 +32,6 @@ pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
 pub use lock_line::{HomeTicket, LockLine};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;
+pub use view::{Expulsion, LossCause, MemberView, ViewChange};
+pub use withdrawn::WithdrawnTickets;
 pub use word::{Colour, OwnerWord, Partition};

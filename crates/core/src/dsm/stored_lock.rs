@@ -22,7 +22,8 @@ const EXCLUSIVE: u64 = 1 << 16;
 pub struct StoredLock {
     /// Value as it was released last.
     pub value: Vec<u8>,
-    /// Nodes that hold the lock. Readers at the home are not among them.
+    /// Nodes that hold the lock. Readers at the home are among them only if one of them has lent what the value
+    /// owns.
     pub holders: Vec<(HomeTicket, LockMode)>,
     /// Whether the last writer panicked, or was gone before it gave the lock back.
     pub was_left: bool,
@@ -39,11 +40,13 @@ impl StoredLock {
     }
 
     /// Returns the lock without its holders at nodes that are gone. A writer among these has left the value
-    /// as it was released last; if that may own objects, it is lost.
+    /// as it was released last; if that may own objects, it is lost. If it is not, readers may have lent these
+    /// objects further, so they hold the lock until nobody has borrowed them any more ([`StoredLock::lenders`]).
     #[must_use]
     pub fn without(mut self, is_gone: impl Fn(u16) -> bool) -> StoredLock {
         for (ticket, mode) in core::mem::take(&mut self.holders) {
-            if !is_gone(ticket.node) {
+            let is_lender = mode == LockMode::Shared && self.owns_others;
+            if !is_gone(ticket.node) || is_lender {
                 self.holders.push((ticket, mode));
             } else if mode == LockMode::Exclusive {
                 self.was_left = true;
@@ -51,6 +54,15 @@ impl StoredLock {
             }
         }
         self
+    }
+
+    /// Returns the readers at nodes that are gone, if the value may own objects.
+    pub fn lenders(&self, is_gone: impl Fn(u16) -> bool) -> Vec<HomeTicket> {
+        let gone = self
+            .holders
+            .iter()
+            .filter(|(ticket, mode)| self.owns_others && *mode == LockMode::Shared && is_gone(ticket.node));
+        gone.map(|(ticket, _)| *ticket).collect()
     }
 
     /// Returns the bytes of the lock in a batch: flags and number of holders, the holders, and the value.
@@ -182,7 +194,7 @@ mod tests {
     #[test]
     fn whoever_takes_a_lock_over_knows_its_holders_and_its_value() {
         let mut random = fastrand::Rng::with_seed(12);
-        let (mut left, mut held) = (0, 0);
+        let (mut left, mut held, mut lent) = (0, 0, 0);
         for _ in 0..30_000 {
             let state = StoredLock { value: vec![0], owns_others: random.bool(), ..StoredLock::default() };
             let (line, stored) = (LockLine::default(), state.clone());
@@ -239,6 +251,9 @@ mod tests {
             assert_eq!(state.value, [known], "nobody has released since");
             left += u32::from(is_left);
             dead.iter().for_each(|node| play.tasks[usize::from(*node)] = None);
+            let lenders = state.lenders(is_dead);
+            lenders.iter().for_each(|ticket| assert!(state.holders.contains(&(*ticket, LockMode::Shared))));
+            lent += u32::from(!lenders.is_empty());
             play.line = LockLine::held_by(state.holders.iter().copied());
             play.state = state;
             // Living holders are holders there.
@@ -254,12 +269,18 @@ mod tests {
             let value = play.state.value.clone();
             let waiting: Vec<_> = play.tasks.iter().flatten().filter(|(.., has)| !has).copied().collect();
             waiting.into_iter().for_each(|(ticket, mode, _)| play.ask(ticket, mode));
+            // What dead readers have lent is not written to before it was given back.
+            for lender in lenders {
+                let writes = |task: &(HomeTicket, LockMode, bool)| task.1 == LockMode::Exclusive && task.2;
+                assert!(!play.tasks.iter().flatten().any(writes));
+                play.release(lender, value[0]);
+            }
             while let Some((ticket, ..)) = play.tasks.iter().flatten().find(|(.., has)| *has).copied() {
                 play.tasks[usize::from(ticket.node)] = None;
                 play.release(ticket, value[0]);
             }
             assert!(play.tasks.iter().all(Option::is_none) && play.line.is_idle(), "somebody waits for ever");
         }
-        assert!(left > 1000 && held > 1000, "{left} {held}");
+        assert!(left > 1000 && held > 1000 && lent > 1000, "{left} {held} {lent}");
     }
 }

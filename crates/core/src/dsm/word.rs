@@ -62,6 +62,10 @@ impl OwnerWord {
     /// Bits that are the same in all words of a partition.
     pub const PARTITION_MASK: u64 = ((1 << (PARTITION_BITS + FLAG_BITS)) - 1) << OFFSET_BITS;
 
+    pub(super) const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+    pub(super) const FLAGS_MASK: u64 = ((1 << FLAG_BITS) - 1) << OFFSET_BITS;
+    pub(super) const PARTITION_SHIFT: u32 = PARTITION_SHIFT;
+
     /// Returns the word of an object at this offset of a partition, in bytes. Returns `None` if the
     /// offset is zero, is not a multiple of [`OwnerWord::ALIGN`], or is [`OwnerWord::OFFSET_END`]
     /// or more.

@@ -2,10 +2,13 @@
 //!
 //! Danger: an object with two owners, or with none that somebody reads; a version that is older than what was told; a
 //! block that is written to, freed or used again while somebody has borrowed what is in it; a batch of a backup that
-//! counts in half; a writer that goes on after its node was given up. Nodes die or are stopped at any boundary of a
-//! message, and messages are late, overtake each other and are lost. What the nodes decide is decided by the pure
-//! code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
+//! counts in half; a writer that goes on after its node was given up; a lock with a writer beside others, or of which
+//! a release is lost; a value of a channel that arrives twice or never; a wait that never ends. Nodes die or are
+//! stopped at any boundary of a message, and messages are late, overtake each other and are lost. What the nodes decide
+//! is decided by the pure code of `core::dsm`. Each rule of it can be switched off, and the simulator must notice.
 
+mod channels;
+mod locks;
 mod node;
 mod program;
 mod world;
@@ -25,7 +28,7 @@ fn run(plan: &Plan) -> Result<Seen, String> {
         return Err("the program waits for ever".into());
     }
     // Those that die keep what others own.
-    if plan.faults.is_empty() {
+    if plan.faults.is_empty() && !world.has_unclaimed_values() {
         for node in 0..world::NODES {
             let objects = world.node(node).objects();
             if objects > 0 {
@@ -51,7 +54,8 @@ fn first_seed() -> u64 {
 fn calm(seed: u64) -> Plan {
     let loss = if seed.is_multiple_of(3) { 30 } else { 0 };
     let (has_backups, reads_in_place) = (!seed.is_multiple_of(4), seed % 8 < 4);
-    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, reads_in_place }
+    let (has_locks, has_channels) = (seed % 2 == 1, seed % 4 >= 2);
+    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, has_channels, reads_in_place }
 }
 
 /// Runs the program of a seed, and again with one or two faults. Adds what was struck.
@@ -81,24 +85,43 @@ fn any_fate(random: &mut fastrand::Rng) -> Fate {
 fn random_programs_keep_their_promises_whatever_happens_to_their_nodes() {
     let (first, seeds) = (first_seed(), if is_deep() { 10_000 } else { 500 });
     let (mut struck, mut promotions, mut fenced, mut checkpoints) = (BTreeSet::new(), 0, 0, 0);
+    let (mut grants, mut lenders) = (0, 0);
     for seed in first..first + seeds {
         let seen = run_with_faults(calm(seed), any_fate, &mut struck).unwrap_or_else(|broken| panic!("{broken}"));
         promotions += seen.promotions;
         fenced += seen.fenced_writers;
         checkpoints += seen.checkpoints;
+        grants += seen.grants;
+        lenders += seen.lenders;
     }
     println!("{promotions} backups taken over, {fenced} writers fenced, {checkpoints} checkpoints, {struck:?}");
     assert!(promotions > seeds / 4 && fenced > 0 && checkpoints > seeds / 10 && struck.len() > 30);
+    println!("{grants} locks were taken, {lenders} dead readers had lent something");
+    assert!(grants > seeds);
 }
 
 /// Boundaries at which a node other than the first one can die. Its memory server, and the first node, do not.
 fn boundaries() -> BTreeSet<(Kind, Phase, Victim)> {
     let mut all = BTreeSet::new();
     for phase in [Phase::Leaves, Phase::Arrives, Phase::Answered] {
-        for kind in [Kind::Fetch, Kind::Free, Kind::Spawn, Kind::Ended, Kind::Outlast, Kind::Outlasted] {
+        for kind in [
+            Kind::Fetch,
+            Kind::Free,
+            Kind::Spawn,
+            Kind::Ended,
+            Kind::Outlast,
+            Kind::Outlasted,
+            Kind::Lock,
+            Kind::Unlock,
+            Kind::Answered,
+            Kind::Send,
+            Kind::Receive,
+            Kind::Cancel,
+            Kind::Told,
+        ] {
             all.extend([(kind, phase, Victim::Sender), (kind, phase, Victim::Receiver)]);
         }
-        all.insert((Kind::Lost, phase, Victim::Receiver));
+        all.insert((Kind::View, phase, Victim::Receiver));
         all.extend([(Kind::Page, phase, Victim::Sender), (Kind::Commit, phase, Victim::Sender)]);
     }
     all
@@ -125,7 +148,16 @@ fn every_boundary_of_a_message_is_struck() {
         }
     };
     for seed in 1..=programs {
-        strike_all(&Plan { has_backups: true, ..calm(seed) });
+        let has_channels = seed != 1;
+        strike_all(&Plan { has_backups: true, has_locks: !has_channels, has_channels, ..calm(seed) });
+    }
+    // Programs in which the first node, and another one, waits for a lock or a channel.
+    for (kind, is_first) in [Kind::Answered, Kind::Told].into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        let has_channels = kind == Kind::Told;
+        let plan = |seed| Plan { has_backups: true, has_locks: !has_channels, has_channels, ..calm(seed) };
+        let waits = (1..).filter(|seed: &u64| !seed.is_multiple_of(5)).map(plan);
+        let waits = waits.filter(|plan| run(plan).is_ok_and(|seen| seen.said.contains(&(kind, is_first))));
+        waits.take(programs.div_ceil(3) as usize).for_each(|plan| strike_all(&plan));
     }
     // Programs in which the first node, and another one, waits for borrowers of a dead one.
     for is_first in [true, false] {
@@ -147,11 +179,27 @@ fn every_boundary_of_a_message_is_struck() {
 #[test]
 fn each_rule_is_needed() {
     for rule in RULES {
+        // What only those can break that are told of a loss at one moment: each boundary of some programs.
+        let each_boundary = |seed| {
+            let plan = Plan { without: Some(rule), has_backups: true, has_locks: true, ..calm(seed) };
+            let plan = Plan { has_channels: false, reads_in_place: true, ..plan };
+            let boundaries = run(&plan).map_or(0, |seen| seen.boundaries);
+            let dies = |number| Plan { faults: vec![(number, Victim::Sender, Fate::Dies)], ..plan.clone() };
+            (1..=boundaries).find_map(|number| Some((seed, run(&dies(number)).err()?)))
+        };
         let broken = (0..4000).find_map(|seed| {
+            if rule == Rule::OlderViewsCatchUp {
+                return each_boundary(24 + seed);
+            }
             let plan = Plan { without: Some(rule), ..calm(seed) };
             // What only those can break that are stopped, or that have backups.
             let (plan, fate): (_, fn(&mut fastrand::Rng) -> Fate) = match rule {
                 Rule::TakenOverWithFence => (Plan { has_backups: true, ..plan }, |_| Fate::IsStopped),
+                Rule::WithdrawnTicketsAreKnown => (Plan { has_locks: true, ..plan }, |_| Fate::IsStopped),
+                Rule::LocksOutlastBorrowers
+                | Rule::PromotedLocksOutlastBorrowers
+                | Rule::LentLocksAreStored
+                | Rule::BorrowsHaveRoots => (Plan { has_backups: true, has_locks: true, ..plan }, |_| Fate::Dies),
                 Rule::StoredBeforeSent | Rule::PagesBeforeCommit | Rule::LoansOfLoansKeepBlocks => {
                     (Plan { has_backups: true, ..plan }, |_| Fate::Dies)
                 }

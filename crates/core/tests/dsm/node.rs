@@ -1,13 +1,21 @@
 //! A node as farfield-dsm has it: blocks, copies, loans, a backup, and what others ask of it. What it decides is
 //! decided by the pure code of `core::dsm`.
 
+use crate::channels::{
+    ChannelAnswer, HomeChannel, Wish, ask_channel, cancel, lose_channels, take_channel_answer, withdraw,
+};
+use crate::locks::{
+    HomeLock, LockAnswer, LockEnd, ask_lock, end_lock, lose_locks, outlast_lenders, take_answer, unlock,
+};
 use crate::program::{Held, Outcome, Start, start_task};
 use crate::world::{Action, FIRST, Failure, Kind, NODES, Rule, Slot, World};
 use farfield_core::dsm::{
     BackupBatch, BackupLayout, BackupLog, BackupReadStep, BackupReader, BatchPlace, BlockHeader, BlockRights,
-    BorrowerCounts, Colour, CommitWord, HomeTicket, LoanNumber, LoanPlace, OwnerWord, Partition,
+    BorrowRoot, BorrowerCounts, Colour, CommitWord, HomeTicket, LoanNumber, LoanPlace, OwnerWord, Partition,
+    StoredChannel, StoredLock, StoredMessage, WithdrawnTickets,
 };
 use farfield_core::geometry::PAGE_BYTES;
+use farfield_core::lock::LockMode;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -39,9 +47,9 @@ impl Contents {
     }
 }
 
-struct Block {
+pub(crate) struct Block {
     header: BlockHeader,
-    contents: Contents,
+    pub(crate) contents: Contents,
     /// Word of the version that is in the block.
     version: Option<OwnerWord>,
 }
@@ -51,13 +59,66 @@ pub(crate) type TaskEnd = Result<(Outcome, BTreeMap<LoanNumber, Option<LoanPlace
 
 #[derive(Clone)]
 pub(crate) enum Message {
-    Fetch { word: OwnerWord },
-    Free { word: OwnerWord, drops: bool },
-    Spawn { number: u64, is_scoped: bool, arguments: Vec<Held>, seed: u64, depth: u64 },
-    Ended { number: u64, outcome: Outcome, loans: BTreeMap<LoanNumber, Option<LoanPlace>> },
-    Outlast { of: u16, ticket: u64 },
-    Outlasted { ticket: u64 },
-    Lost { node: u16, host: Option<u16> },
+    Fetch {
+        word: OwnerWord,
+    },
+    Free {
+        word: OwnerWord,
+        drops: bool,
+    },
+    Spawn {
+        number: u64,
+        is_scoped: bool,
+        roots: Vec<BorrowRoot>,
+        arguments: Vec<Held>,
+        seed: u64,
+        depth: u64,
+    },
+    Ended {
+        number: u64,
+        outcome: Outcome,
+        loans: BTreeMap<LoanNumber, Option<LoanPlace>>,
+    },
+    Outlast {
+        of: u16,
+        root: BorrowRoot,
+        ticket: u64,
+    },
+    Outlasted {
+        ticket: u64,
+    },
+    /// Who is gone, and who keeps what that had stored.
+    View {
+        changes: View,
+    },
+    Lock {
+        word: OwnerWord,
+        ticket: u64,
+        mode: LockMode,
+    },
+    Unlock {
+        word: OwnerWord,
+        ticket: u64,
+        end: LockEnd,
+    },
+    Answered {
+        ticket: u64,
+        answer: LockAnswer,
+    },
+    Wish {
+        word: OwnerWord,
+        ticket: u64,
+        settled: u64,
+        wish: Wish,
+    },
+    Cancel {
+        word: OwnerWord,
+        ticket: u64,
+    },
+    Told {
+        ticket: u64,
+        answer: ChannelAnswer,
+    },
 }
 
 impl Message {
@@ -69,8 +130,20 @@ impl Message {
             Message::Ended { .. } => Kind::Ended,
             Message::Outlast { .. } => Kind::Outlast,
             Message::Outlasted { .. } => Kind::Outlasted,
-            Message::Lost { .. } => Kind::Lost,
+            Message::View { .. } => Kind::View,
+            Message::Lock { .. } => Kind::Lock,
+            Message::Unlock { .. } => Kind::Unlock,
+            Message::Answered { .. } => Kind::Answered,
+            Message::Wish { wish: Wish::Send(_), .. } => Kind::Send,
+            Message::Wish { wish: Wish::Receive, .. } => Kind::Receive,
+            Message::Cancel { .. } => Kind::Cancel,
+            Message::Told { .. } => Kind::Told,
         }
+    }
+
+    /// Returns whether nobody learns from the message what its sender has done.
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Message::Fetch { .. } | Message::Outlast { .. } | Message::View { .. })
     }
 }
 
@@ -78,12 +151,16 @@ impl Message {
 pub(crate) enum Answer {
     Done,
     Contents(Contents),
+    Lock(LockAnswer),
+    Channel(ChannelAnswer),
     Waits,
     Expelled,
 }
 
 pub(crate) type Reply = Result<Answer, Failure>;
-type OpenCall = (u16, Slot<Reply>);
+/// Nodes that are gone, in order, with those that keep what they had stored.
+pub(crate) type View = Vec<(u16, Option<u16>)>;
+type OpenCall = (u16, Slot<(Reply, View)>);
 
 pub(crate) struct Node {
     pub(crate) id: u16,
@@ -95,28 +172,47 @@ pub(crate) struct Node {
     /// What happens when it runs again.
     pub(crate) held: Vec<Action>,
     pub(crate) lost: BTreeSet<u16>,
+    pub(crate) view: View,
     hosts: BTreeMap<u16, u16>,
     pub(crate) calls: Vec<OpenCall>,
     joins: BTreeMap<u64, (u16, Slot<TaskEnd>)>,
     waits: BTreeMap<u64, (u16, Slot<bool>)>,
+    pub(crate) lock_waits: BTreeMap<u64, (u16, Slot<Option<LockAnswer>>)>,
+    /// Locks that this node keeps, by word.
+    pub(crate) locks: BTreeMap<u64, HomeLock>,
+    pub(crate) channel_waits: BTreeMap<u64, (u16, Slot<Option<ChannelAnswer>>)>,
+    /// Channels that this node keeps, by word.
+    pub(crate) channels: BTreeMap<u64, HomeChannel>,
+    /// Tickets of this node that may still be asked for, by the word of the channel.
+    pub(crate) tickets: BTreeSet<(u64, u64)>,
+    pub(crate) withdrawn: WithdrawnTickets,
     borrowers: BorrowerCounts,
     numbers: u64,
-    blocks: BTreeMap<u64, Block>,
+    pub(crate) blocks: BTreeMap<u64, Block>,
     free: Vec<u64>,
     copies: BTreeMap<u64, Contents>,
-    promoted: BTreeMap<(u16, u64), (OwnerWord, Contents)>,
+    pub(crate) promoted: BTreeMap<(u16, u64), (OwnerWord, Contents)>,
     outbox: BTreeMap<u16, VecDeque<Message>>,
-    backup: Option<Backup>,
+    pub(crate) backup: Option<Backup>,
 }
 
 /// Backup of a node: what the memory server has, and what the node knows of it.
-struct Backup {
+pub(crate) struct Backup {
     commit: CommitWord,
     pages: Vec<u8>,
     log: BackupLog,
     stored: BTreeMap<u64, OwnerWord>,
-    batch: BackupBatch,
-    staged: u64,
+    /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
+    pub(crate) locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
+    pub(crate) changed_locks: BTreeSet<u64>,
+    /// Channels in the same way; and values in them, with the channel and the position.
+    pub(crate) channels: BTreeMap<u64, (OwnerWord, StoredChannel)>,
+    pub(crate) changed_channels: BTreeSet<u64>,
+    pub(crate) messages: BTreeMap<u64, (OwnerWord, OwnerWord, u64)>,
+    pub(crate) changed_messages: BTreeSet<u64>,
+    pub(crate) position: u64,
+    pub(crate) batch: BackupBatch,
+    pub(crate) staged: u64,
     collecting: u64,
     done: u64,
     is_writing: bool,
@@ -127,11 +223,11 @@ fn layout() -> BackupLayout {
     BackupLayout::for_objects(BLOCKS * (OBJECT_BYTES as u64 + 40))
 }
 
-fn key(word: OwnerWord) -> (u16, u64) {
+pub(crate) fn key(word: OwnerWord) -> (u16, u64) {
     (word.partition().number(), word.offset())
 }
 
-fn home_of(word: OwnerWord) -> u16 {
+pub(crate) fn home_of(word: OwnerWord) -> u16 {
     word.partition().number()
 }
 
@@ -154,10 +250,17 @@ impl Node {
             is_expelled: false,
             held: Vec::new(),
             lost: BTreeSet::new(),
+            view: View::new(),
             hosts: BTreeMap::new(),
             calls: Vec::new(),
             joins: BTreeMap::new(),
             waits: BTreeMap::new(),
+            lock_waits: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            channel_waits: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            tickets: BTreeSet::new(),
+            withdrawn: WithdrawnTickets::default(),
             borrowers: BorrowerCounts::default(),
             numbers: u64::from(id) << 32,
             blocks: blocks.map(|(offset, next)| (offset, block(next))).collect(),
@@ -170,6 +273,13 @@ impl Node {
                 pages: vec![0; layout().pages() as usize * PAGE_BYTES],
                 log: BackupLog::new(layout(), CommitWord::default()),
                 stored: BTreeMap::new(),
+                locks: BTreeMap::new(),
+                changed_locks: BTreeSet::new(),
+                channels: BTreeMap::new(),
+                changed_channels: BTreeSet::new(),
+                messages: BTreeMap::new(),
+                changed_messages: BTreeSet::new(),
+                position: 0,
                 batch: BackupBatch::default(),
                 staged: 0,
                 collecting: 1,
@@ -191,11 +301,11 @@ impl Node {
         self.blocks.values().filter(|block| matches!(block.header, BlockHeader::Used { .. })).count()
     }
 
-    fn host_of(&self, word: OwnerWord) -> u16 {
+    pub(crate) fn host_of(&self, word: OwnerWord) -> u16 {
         self.hosts.get(&home_of(word)).copied().unwrap_or(home_of(word))
     }
 
-    fn is_here(&self, word: OwnerWord) -> bool {
+    pub(crate) fn is_here(&self, word: OwnerWord) -> bool {
         home_of(word) == self.id
     }
 
@@ -214,7 +324,7 @@ impl Node {
         word
     }
 
-    fn read_here(&self, word: OwnerWord) -> Option<Contents> {
+    pub(crate) fn read_here(&self, word: OwnerWord) -> Option<Contents> {
         if !self.is_here(word) {
             return self.promoted.get(&key(word)).filter(|(of, _)| *of == word).map(|(_, contents)| *contents);
         }
@@ -257,16 +367,37 @@ impl Node {
     }
 
     /// Records that another node is gone. What waits for it waits no longer.
-    fn lose(&mut self, world: &World, node: u16) {
-        self.lost.insert(node);
-        for (_, call) in self.calls.extract_if(.., |(to, _)| *to == node) {
-            call.put(world, Err(Failure::NodeLost(node)));
+    fn lose(world: &Rc<World>, at: u16, node: u16) {
+        let mut here = world.node(at);
+        here.lost.insert(node);
+        for (_, call) in here.calls.extract_if(.., |(to, _)| *to == node) {
+            call.put(world, (Err(Failure::NodeLost(node)), View::new()));
         }
-        for join in take_of(&mut self.joins, node) {
+        for join in take_of(&mut here.joins, node) {
             join.put(world, Err(node));
         }
-        for wait in take_of(&mut self.waits, node) {
+        for wait in take_of(&mut here.waits, node) {
             wait.put(world, false);
+        }
+        for wait in take_of(&mut here.lock_waits, node) {
+            wait.put(world, None);
+        }
+        for wait in take_of(&mut here.channel_waits, node) {
+            wait.put(world, None);
+        }
+        here.withdrawn.lose(node);
+        drop(here);
+        lose_locks(world, at, node);
+        lose_channels(world, at, node);
+    }
+
+    /// Learns who is gone.
+    pub(crate) fn learn(world: &Rc<World>, at: u16, view: &[(u16, Option<u16>)]) {
+        let known = world.node(at).view.len();
+        for (node, host) in view.iter().skip(known).copied() {
+            world.node(at).hosts.extend(host.map(|host| (node, host)));
+            Node::lose(world, at, node);
+            world.node(at).view.push((node, host));
         }
     }
 
@@ -278,11 +409,11 @@ impl Node {
         match message {
             Message::Fetch { word } => world.node(at).read_here(word).map(Answer::Contents).ok_or(Failure::Stale),
             Message::Free { word, drops } => free_at(world, at, word, drops),
-            Message::Spawn { number, is_scoped, arguments, seed, depth } => {
-                if is_scoped && !world.node(at).borrowers.admit(from) {
+            Message::Spawn { number, is_scoped, roots, arguments, seed, depth } => {
+                if is_scoped && !world.node(at).borrowers.admit(from, &roots) {
                     return Ok(Answer::Expelled);
                 }
-                start_task(world, at, Start { origin: from, number, is_scoped, arguments, seed, depth });
+                start_task(world, at, Start { origin: from, number, is_scoped, roots, arguments, seed, depth });
                 Ok(Answer::Done)
             }
             Message::Ended { number, outcome, loans } => {
@@ -292,9 +423,9 @@ impl Node {
                 }
                 Ok(Answer::Done)
             }
-            Message::Outlast { of, ticket } => {
+            Message::Outlast { of, root, ticket } => {
                 let ticket = HomeTicket { node: from, number: ticket };
-                Ok(if world.node(at).borrowers.close(of, ticket) { Answer::Done } else { Answer::Waits })
+                Ok(if world.node(at).borrowers.close(of, root, ticket) { Answer::Done } else { Answer::Waits })
             }
             Message::Outlasted { ticket } => {
                 let wait = world.node(at).waits.remove(&ticket);
@@ -303,10 +434,38 @@ impl Node {
                 }
                 Ok(Answer::Done)
             }
-            Message::Lost { node, host } => {
-                let mut here = world.node(at);
-                here.hosts.extend(host.map(|host| (node, host)));
-                here.lose(world, node);
+            Message::View { changes } => {
+                Node::learn(world, at, &changes);
+                Ok(Answer::Done)
+            }
+            Message::Lock { word, ticket, mode } => {
+                let ticket = HomeTicket { node: from, number: ticket };
+                Ok(ask_lock(world, at, word, ticket, mode).map_or(Answer::Waits, Answer::Lock))
+            }
+            Message::Unlock { word, ticket, end } => {
+                let ticket = HomeTicket { node: from, number: ticket };
+                let is_channel = world.node(at).channels.contains_key(&word.bits());
+                if is_channel {
+                    withdraw(world, at, word, ticket);
+                } else {
+                    end_lock(world, at, word, ticket, end);
+                }
+                Ok(Answer::Done)
+            }
+            Message::Wish { word, ticket, settled, wish } => {
+                let ticket = HomeTicket { node: from, number: ticket };
+                Ok(ask_channel(world, at, word, (ticket, settled), wish).map_or(Answer::Waits, Answer::Channel))
+            }
+            Message::Cancel { word, ticket } => {
+                let is_over = cancel(world, at, word, HomeTicket { node: from, number: ticket });
+                Ok(if is_over { Answer::Done } else { Answer::Waits })
+            }
+            Message::Told { ticket, answer } => {
+                take_channel_answer(world, at, ticket, answer);
+                Ok(Answer::Done)
+            }
+            Message::Answered { ticket, answer } => {
+                take_answer(world, at, ticket, answer);
                 Ok(Answer::Done)
             }
         }
@@ -327,6 +486,8 @@ fn free_at(world: &Rc<World>, at: u16, word: OwnerWord, drops: bool) -> Reply {
         contents.child
     } else {
         node.forget_stored(word);
+        node.forget_lock(word);
+        node.forget_channel(world, word);
         let (outlive, knows_late) = (world.has(Rule::ColoursOutliveObjects), world.has(Rule::LateFreesAreKnown));
         let Some(block) = node.blocks.get_mut(&word.offset()) else { return Err(Failure::Stale) };
         if block.header.free(word.colour()).is_err() {
@@ -394,15 +555,17 @@ pub(crate) fn tell(world: &Rc<World>, from: u16, to: u16, message: Message) {
             let Some(message) = next else { return };
             say(&world, from, to, message.clone()).await;
             let host = match &message {
-                Message::Free { word, .. } => world.node(from).host_of(*word),
+                Message::Free { word, .. } | Message::Unlock { word, .. } => world.node(from).host_of(*word),
                 _ => to,
             };
             world.node(from).outbox.get_mut(&to).and_then(VecDeque::pop_front);
-            if let Message::Free { word, drops } = message
-                && host != to
-            {
-                // Another node keeps it since. What was freed before is not there.
-                free(&world, from, word, drops);
+            // Another node keeps it since. What was done before is not done again.
+            match message {
+                Message::Free { word, drops } if host != to => free(&world, from, word, drops),
+                Message::Unlock { word, ticket, end } if host != to => {
+                    unlock(&world, from, word, HomeTicket { node: from, number: ticket }, end);
+                }
+                _ => {}
             }
         }
     });
@@ -436,6 +599,7 @@ async fn say(world: &Rc<World>, from: u16, to: u16, message: Message) -> bool {
 /// Takes the place of a node that is gone: sets the fence, reads its backup, and tells all.
 pub(crate) async fn take_over(world: Rc<World>, node: u16) {
     let has_backup = world.node(node).backup.is_some();
+    let mut lenders = Vec::new();
     if has_backup {
         let commit = loop {
             let word = world.at_server(FIRST, Kind::Fence, move |world| backup_of(world, node, |it| it.commit)).await;
@@ -449,9 +613,17 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
         };
         let image = world.at_server(FIRST, Kind::Fence, move |world| backup_of(world, node, |it| read_all(it, commit)));
         match image.await {
-            Some(image) => {
+            Some(Image { objects, locks, channels, mut messages }) => {
                 let mut first = world.node(FIRST);
-                first.promoted.extend(image.into_iter().map(|(word, contents)| (key(word), (word, contents))));
+                first.promoted.extend(objects.into_iter().map(|(word, contents)| (key(word), (word, contents))));
+                for (word, lock) in locks {
+                    let of_lock = first.promote_lock(&world, word, lock, node);
+                    lenders.extend(of_lock.into_iter().map(|ticket| (word, ticket)));
+                }
+                for (word, channel) in channels {
+                    let of_channel = messages.extract_if(.., |(_, message)| message.channel == word).collect();
+                    first.promote_channel(word, channel, of_channel, node);
+                }
                 drop(first);
                 world.seen.borrow_mut().promotions += 1;
             }
@@ -459,12 +631,13 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
         }
     }
     let host = has_backup.then_some(FIRST);
-    let mut first = world.node(FIRST);
-    first.hosts.extend(host.map(|host| (node, host)));
-    first.lose(&world, node);
-    drop(first);
+    world.seen.borrow_mut().lenders += lenders.len() as u64;
+    outlast_lenders(&world, FIRST, lenders);
+    let mut changes = world.node(FIRST).view.clone();
+    changes.push((node, host));
+    Node::learn(&world, FIRST, &changes);
     for other in (0..NODES).filter(|other| *other != node && *other != FIRST) {
-        tell(&world, FIRST, other, Message::Lost { node, host });
+        tell(&world, FIRST, other, Message::View { changes: changes.clone() });
     }
 }
 
@@ -472,8 +645,16 @@ fn backup_of<T>(world: &World, node: u16, action: impl FnOnce(&mut Backup) -> T)
     action(world.node(node).backup.as_mut().expect("it has one"))
 }
 
+/// Contents of a backup.
+struct Image {
+    objects: Vec<(OwnerWord, Contents)>,
+    locks: Vec<(OwnerWord, StoredLock)>,
+    channels: Vec<(OwnerWord, StoredChannel)>,
+    messages: Vec<(OwnerWord, StoredMessage)>,
+}
+
 /// Reads all batches that count. `None` if one is not whole.
-fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Vec<(OwnerWord, Contents)>> {
+fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Image> {
     let mut reader = BackupReader::new(layout(), commit);
     let pages = |first: u64, count: u64| {
         let range = first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES;
@@ -483,8 +664,15 @@ fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Vec<(OwnerWord, C
         let BackupReadStep::Pages(first, count) = reader.on_header(pages(first, count)?).ok()? else { return None };
         reader.on_batch(pages(first, count)?).ok()?;
     }
-    let objects = reader.into_image().objects.into_values();
-    objects.map(|(word, bytes)| Contents::decode(&bytes).map(|contents| (word, contents))).collect()
+    let image = reader.into_image();
+    let objects = image.objects.into_values();
+    let objects = objects.map(|(word, bytes)| Contents::decode(&bytes).map(|contents| (word, contents)));
+    Some(Image {
+        objects: objects.collect::<Option<_>>()?,
+        locks: image.locks.into_values().collect(),
+        channels: image.channels.into_values().collect(),
+        messages: image.messages.into_values().collect(),
+    })
 }
 
 async fn exchange(
@@ -508,10 +696,11 @@ async fn exchange(
 }
 
 /// Waits until what was staged is stored (group commit).
-async fn commit(world: &Rc<World>, at: u16) {
+pub(crate) async fn commit(world: &Rc<World>, at: u16) {
     if world.node(at).backup.is_none() || !world.has(Rule::StoredBeforeSent) {
         return;
     }
+    world.node(at).stage_changes();
     let target = backup_of(world, at, |it| if it.staged > 0 { it.collecting } else { it.collecting - 1 });
     loop {
         let (done, is_writing) = backup_of(world, at, |it| (it.done, it.is_writing));
@@ -535,6 +724,8 @@ async fn commit(world: &Rc<World>, at: u16) {
 async fn write_batch(world: &Rc<World>, at: u16) {
     let (mut batch, place, number): (BackupBatch, BatchPlace, u64) = {
         let mut node = world.node(at);
+        node.stage_changes();
+        let messages = node.all_messages();
         let stored: Vec<OwnerWord> =
             node.backup.as_ref().map_or_else(Vec::new, |backup| backup.stored.values().copied().collect());
         let all = stored.into_iter().filter_map(|word| Some((word, node.read_here(word)?))).collect::<Vec<_>>();
@@ -545,6 +736,9 @@ async fn write_batch(world: &Rc<World>, at: u16) {
         let place = backup.log.append(&batch).unwrap_or_else(|| {
             batch = BackupBatch::default();
             all.iter().for_each(|(word, contents)| batch.put(*word, &contents.encode()));
+            backup.locks.values().for_each(|(word, lock)| batch.put_lock(*word, lock));
+            backup.channels.values().for_each(|(word, channel)| batch.put_channel(*word, channel));
+            messages.iter().for_each(|(word, message)| batch.put_message(*word, message));
             backup.log.checkpoint(&batch).expect("a half has room for all objects")
         });
         (batch, place, number)
@@ -585,9 +779,15 @@ pub(crate) struct Here {
     pub(crate) node: u16,
     /// What has become of the mutable loans that the task has used.
     pub(crate) loans: BTreeMap<LoanNumber, Option<LoanPlace>>,
+    /// Roots of what the task was lent, and of what the values of its locks own.
+    pub(crate) roots: BTreeSet<BorrowRoot>,
 }
 
 impl Here {
+    pub(crate) fn new(world: &Rc<World>, node: u16) -> Here {
+        Here { world: world.clone(), node, loans: BTreeMap::new(), roots: BTreeSet::new() }
+    }
+
     /// Returns the bytes of an object, wherever it is. Tells whether they are a copy.
     async fn contents(&self, word: OwnerWord) -> Result<Contents, Failure> {
         loop {
@@ -677,7 +877,7 @@ impl Here {
         &self,
         to: u16,
         arguments: Vec<Held>,
-        is_scoped: bool,
+        root: Option<BorrowRoot>,
         depth: u64,
     ) -> Option<Slot<TaskEnd>> {
         let (world, slot) = (&self.world, Slot::new());
@@ -689,16 +889,21 @@ impl Here {
             arguments.iter().for_each(|argument| node.stage(argument.word()));
             number
         };
+        let is_scoped = root.is_some();
+        let roots = root.map(|root| self.roots.iter().copied().chain([root]).collect()).unwrap_or_default();
         if to == self.node {
-            start_task(world, to, Start { origin: to, number, is_scoped: false, arguments, seed, depth });
+            start_task(world, to, Start { origin: to, number, is_scoped: false, roots, arguments, seed, depth });
             return Some(slot);
+        }
+        if is_scoped {
+            self.note_lent();
         }
         commit(world, self.node).await;
         if world.node(self.node).lost.contains(&to) {
             world.node(self.node).joins.remove(&number);
             return None;
         }
-        match world.ask(self.node, to, Message::Spawn { number, is_scoped, arguments, seed, depth }).await {
+        match world.ask(self.node, to, Message::Spawn { number, is_scoped, roots, arguments, seed, depth }).await {
             Ok(Answer::Expelled) => {
                 world.die(self.node);
                 world.alive(self.node).await;
@@ -732,16 +937,13 @@ impl Here {
         }
     }
 
-    /// Waits until no living task has borrows that came through tasks of a dead node.
-    pub(crate) async fn outlast_borrowers(&self, dead: u16) {
-        if !self.world.has(Rule::ScopesOutlastBorrowers) {
-            return;
-        }
+    /// Waits until no living task has borrows of this root that came through tasks of a dead node.
+    pub(crate) async fn outlast_borrowers(&self, dead: u16, root: BorrowRoot) {
         let (mut dead, mut asked) = (vec![dead], 0);
         while let Some(of) = dead.get(asked).copied() {
             asked += 1;
             for node in 0..NODES {
-                if !dead.contains(&node) && !self.outlast_borrowers_at(node, of).await {
+                if !dead.contains(&node) && !self.outlast_borrowers_at(node, of, root).await {
                     dead.push(node);
                 }
             }
@@ -749,7 +951,7 @@ impl Here {
     }
 
     /// Returns whether the node has lived until it had no scoped task of a dead one.
-    async fn outlast_borrowers_at(&self, node: u16, of: u16) -> bool {
+    async fn outlast_borrowers_at(&self, node: u16, of: u16, root: BorrowRoot) -> bool {
         let world = &self.world;
         loop {
             let slot = Slot::new();
@@ -759,7 +961,7 @@ impl Here {
                 here.waits.insert(ticket, (node, slot.clone()));
                 ticket
             };
-            let message = Message::Outlast { of, ticket };
+            let message = Message::Outlast { of, root, ticket };
             let answer = if node == self.node {
                 Node::receive(world, node, node, message)
             } else {
@@ -780,8 +982,8 @@ impl Here {
 }
 
 /// Records that a scoped task of another node has no borrows any more.
-pub(crate) fn end_borrower(world: &Rc<World>, at: u16, sender: u16) {
-    let ended = world.node(at).borrowers.end(sender);
+pub(crate) fn end_borrower(world: &Rc<World>, at: u16, sender: u16, roots: &[BorrowRoot]) {
+    let ended = world.node(at).borrowers.end(sender, roots);
     for ticket in ended {
         if ticket.node == at {
             let _ = Node::receive(world, at, at, Message::Outlasted { ticket: ticket.number });

@@ -1,8 +1,11 @@
 //! Random programs: tasks that borrow, lend further, own, and hand on, beside a twin of plain values.
 
+use crate::channels::drop_channel;
+use crate::locks::{end_use, make_locks};
 use crate::node::{Contents, Here, TaskEnd, end_borrower, free};
 use crate::world::{FIRST, Failure, NODES, Rule, Slot, World};
-use farfield_core::dsm::{BlockRights, LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
+use farfield_core::dsm::{BlockRights, BorrowRoot, LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
+use farfield_core::lock::LockMode;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -55,23 +58,27 @@ pub(crate) struct Start {
     pub(crate) number: u64,
     /// Whether another node's task may have lent its arguments.
     pub(crate) is_scoped: bool,
+    /// Roots of what is lent.
+    pub(crate) roots: Vec<BorrowRoot>,
     pub(crate) arguments: Vec<Held>,
     pub(crate) seed: u64,
     pub(crate) depth: u64,
 }
 
 pub(crate) fn start_task(world: &Rc<World>, at: u16, start: Start) {
-    let Start { origin, number, is_scoped, arguments, seed, depth } = start;
-    let here = Here { world: world.clone(), node: at, loans: BTreeMap::new() };
+    let Start { origin, number, is_scoped, roots, arguments, seed, depth } = start;
+    let here = Here { roots: roots.iter().copied().collect(), ..Here::new(world, at) };
     let mut task = Task { here, random: fastrand::Rng::with_seed(seed), held: arguments, depth };
     world.spawn(at, async move {
+        let world = task.here.world.clone();
+        world.borrow_under(at, &task.here.roots, true);
         for _ in 0..task.random.u8(1..5) {
             task.step().await;
         }
-        let world = task.here.world.clone();
         let outcome = task.outcome();
+        world.borrow_under(at, &task.here.roots, false);
         if is_scoped {
-            end_borrower(&world, at, origin);
+            end_borrower(&world, at, origin, &roots);
         }
         task.here.end(origin, number, outcome).await;
     });
@@ -79,7 +86,11 @@ pub(crate) fn start_task(world: &Rc<World>, at: u16, start: Start) {
 
 /// Starts a program at the first node. Says when it is over.
 pub(crate) fn start(world: &Rc<World>, is_over: Rc<Cell<bool>>) {
-    let here = Here { world: world.clone(), node: FIRST, loans: BTreeMap::new() };
+    make_locks(world);
+    if world.plan.has_channels {
+        world.make_channels();
+    }
+    let here = Here::new(world, FIRST);
     let random = fastrand::Rng::with_seed(world.plan.seed ^ 0x5eed);
     let mut root = Task { here, random, held: Vec::new(), depth: 2 };
     world.spawn(FIRST, async move {
@@ -102,6 +113,12 @@ pub(crate) fn start(world: &Rc<World>, is_over: Rc<Cell<bool>>) {
             }
         }
         root.held.drain(..).for_each(|held| free(&root.here.world, FIRST, held.word(), true));
+        root.end_channels().await;
+        for word in root.here.world.all_locks() {
+            if let Err(failure) = end_use(&root.here, word).await {
+                root.failed_lock(word, failure);
+            }
+        }
         is_over.set(true);
     });
 }
@@ -251,6 +268,23 @@ impl Task {
     }
 
     async fn step(&mut self) {
+        // Who has borrowed under a lock reads and lends further; who has none may use one.
+        if self.here.roots.iter().any(|root| root.lock().is_some()) {
+            return match self.random.u8(..3) {
+                0 if self.depth > 0 => self.scope().await,
+                _ => self.look().await,
+            };
+        }
+        let channels = self.here.world.all_channels();
+        if !channels.is_empty() && self.random.u8(..3) == 0 {
+            let word = channels[self.random.usize(..channels.len())];
+            return if self.random.bool() { self.send(word).await } else { self.receive(word).await };
+        }
+        let locks = self.here.world.all_locks();
+        if !locks.is_empty() && self.random.bool() {
+            let word = locks[self.random.usize(..locks.len())];
+            return if self.random.bool() { self.write_locked(word).await } else { self.read_locked(word).await };
+        }
         let what = self.random.u8(..10);
         let Some(index) = (!self.held.is_empty()).then(|| self.random.usize(..self.held.len())) else {
             return self.make(self.random.clone().bool());
@@ -272,6 +306,151 @@ impl Task {
         }
     }
 
+    /// Reads something for a while.
+    async fn look(&mut self) {
+        let for_so_long = self.random.u64(..1000);
+        match self.held.len() {
+            0 => self.here.world.clone().pause(for_so_long).await,
+            len => {
+                let index = self.random.usize(..len);
+                self.check(index, for_so_long).await;
+            }
+        }
+    }
+
+    /// Checks why a channel could not be used. One that nobody knows is gone with its home.
+    fn failed_channel(&self, failure: Failure) {
+        let world = &self.here.world;
+        let is_allowed = match failure {
+            Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
+            Failure::NodeLost(_) => true,
+            Failure::Lost | Failure::Stale => false,
+        };
+        if !is_allowed {
+            world.broken(self.here.node, format!("{failure:?}: a channel"));
+        }
+    }
+
+    /// Sends an object that the task owns.
+    async fn send(&mut self, word: OwnerWord) {
+        let owned = |held: &Held| held.access == Access::Owned && !held.word().is_lost();
+        let Some(index) = self.held.iter().position(owned) else { return };
+        let (held, for_so_long) = (self.held.swap_remove(index), self.random.u64(..500));
+        match self.here.send(word, held, for_so_long).await {
+            Ok(kept) => self.held.extend(kept),
+            // It is nobody's.
+            Err(failure) => self.failed_channel(failure),
+        }
+    }
+
+    /// Receives an object, and looks at it.
+    async fn receive(&mut self, word: OwnerWord) {
+        let for_so_long = self.random.u64(..500);
+        match self.here.receive(word, for_so_long).await {
+            Ok(Some(held)) => {
+                self.held.push(held);
+                self.check(self.held.len() - 1, 0).await;
+            }
+            Ok(None) => {}
+            Err(failure) => self.failed_channel(failure),
+        }
+    }
+
+    /// Receives what is left in all channels, and drops it.
+    async fn end_channels(&mut self) {
+        let world = self.world();
+        let sent = world.sent_values();
+        for word in world.all_channels() {
+            // Some answers say only that a sender is gone, or that a home was silent.
+            let mut empty = 0;
+            while empty < 8 {
+                let before = self.held.len();
+                self.receive(word).await;
+                empty = if self.held.len() > before { 0 } else { empty + 1 };
+            }
+        }
+        if world.plan.has_backups || world.plan.faults.is_empty() {
+            world.check_arrivals(&sent);
+        }
+        self.held.drain(..).for_each(|held| free(&world, FIRST, held.word(), true));
+        if world.plan.faults.is_empty() {
+            world.all_channels().into_iter().for_each(|word| drop_channel(&world, FIRST, word));
+        }
+    }
+
+    /// Checks why a lock could not be taken, or what is under it not be used.
+    fn failed_lock(&self, word: OwnerWord, failure: Failure) {
+        let world = &self.here.world;
+        let is_allowed = match failure {
+            Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
+            Failure::NodeLost(_) => !world.plan.has_backups || !world.is_known(word),
+            Failure::Lost => world.may_be_lost(word),
+            Failure::Stale => false,
+        };
+        if !is_allowed {
+            world.broken(self.here.node, format!("{failure:?}: lock {word:?}"));
+        }
+    }
+
+    /// Changes a value under a lock, and what it owns.
+    async fn write_locked(&mut self, word: OwnerWord) {
+        let (world, node) = (self.world(), self.here.node);
+        let mut hold = match self.here.lock(word, LockMode::Exclusive).await {
+            Ok(hold) => hold,
+            Err(failure) => return self.failed_lock(word, failure),
+        };
+        let mut owned = world.owned_under(word, hold.value.value);
+        let [value, inner] = [self.new_value(), self.new_value()];
+        match (hold.value.child, self.random.u8(..4)) {
+            (Some(child), 0 | 1) => match self.here.write(child, BlockRights::Owner).await {
+                Ok(child) => {
+                    let before = world.node(node).borrowed(child);
+                    if Some(before.value) != owned {
+                        world.broken(node, format!("{before:?} is owned under {word:?}"));
+                    }
+                    world.node(node).write_here(child, Contents { value: inner, child: None });
+                    (hold.value.child, owned) = (Some(child), Some(inner));
+                }
+                Err(failure) => self.failed_lock(word, failure),
+            },
+            (Some(child), 2) => {
+                free(&world, node, child, true);
+                (hold.value.child, owned) = (None, None);
+            }
+            (None, _) => {
+                let child = world.node(node).alloc(Contents { value: inner, child: None });
+                (hold.value.child, owned) = (Some(child), Some(inner));
+            }
+            _ => {}
+        }
+        let for_so_long = self.random.u64(..100);
+        world.pause(for_so_long).await;
+        hold.value.value = value;
+        self.here.unlock(hold, owned);
+    }
+
+    /// Reads a value under a lock, and lends what it owns further.
+    async fn read_locked(&mut self, word: OwnerWord) {
+        let hold = match self.here.lock(word, LockMode::Shared).await {
+            Ok(hold) => hold,
+            Err(failure) => return self.failed_lock(word, failure),
+        };
+        let owned = self.here.world.owned_under(word, hold.value.value);
+        if let Some((child, value)) = hold.value.child.zip(owned) {
+            let (place, twin) = (LoanPlace::lent(child), Twin { value, child: None });
+            let mut here = Here::new(&self.here.world, self.here.node);
+            here.roots.insert(BorrowRoot::of_lock(word));
+            let held = vec![Held { place, access: Access::Shared, may_own: false, twin }];
+            let mut reader = Task { here, random: self.random.fork(), held, depth: self.depth };
+            if reader.depth > 0 && reader.random.bool() {
+                // Tasks of this scope are borrowers as well.
+                Box::pin(reader.scope()).await;
+            }
+            reader.look().await;
+        }
+        self.here.unlock(hold, None);
+    }
+
     /// Hands an object to a task that owns it, and waits for what that gives back; or drops it.
     async fn hand_on(&mut self, index: usize) {
         let held = self.held.swap_remove(index);
@@ -280,7 +459,7 @@ impl Task {
         }
         let to = self.random.u16(..NODES);
         let depth = self.depth - 1;
-        let Some(task) = self.here.spawn(to, vec![held.clone()], false, depth).await else {
+        let Some(task) = self.here.spawn(to, vec![held.clone()], None, depth).await else {
             return self.held.push(held);
         };
         if let Ok((outcome, _)) = task.wait(&self.world()).await {
@@ -312,16 +491,18 @@ impl Task {
             }
         }
         let depth = self.depth.saturating_sub(1);
-        let mut started: Vec<(Slot<TaskEnd>, Vec<LoanNumber>)> = Vec::new();
+        let mut started: Vec<(Slot<TaskEnd>, Vec<LoanNumber>, BorrowRoot)> = Vec::new();
         for (to, lent) in tasks {
             let number = |held: &Held| match held.access {
                 Access::Mutable(number) => Some(number),
                 _ => None,
             };
             let numbers = lent.iter().filter_map(number).collect();
-            started.extend(self.here.spawn(to, lent, true, depth).await.map(|task| (task, numbers)));
+            let root = BorrowRoot::of_task(self.here.node, world.node(self.here.node).number() & 0xffff_ffff);
+            let root = world.root_of(root);
+            started.extend(self.here.spawn(to, lent, Some(root), depth).await.map(|task| (task, numbers, root)));
         }
-        for (task, numbers) in started {
+        for (task, numbers, root) in started {
             match task.wait(&world).await {
                 Ok((outcome, loans)) => {
                     for (number, used) in loans {
@@ -332,7 +513,9 @@ impl Task {
                     self.held.extend(outcome.given);
                 }
                 Err(dead) => {
-                    self.here.outlast_borrowers(dead).await;
+                    if world.has(Rule::ScopesOutlastBorrowers) {
+                        self.here.outlast_borrowers(dead, root).await;
+                    }
                     for number in numbers {
                         let Some((index, lent)) = open.remove(&number) else { continue };
                         let may_own = self.held[index].may_own && world.has(Rule::OwnersOfOthersAreLost);

@@ -1,6 +1,9 @@
 //! Virtual time, tasks, messages between nodes, and what goes wrong: one step at a time, all of it from a seed.
 
-use crate::node::{Message, Node, Reply};
+use crate::channels::ChannelTwins;
+use crate::locks::LockTwin;
+use crate::node::{Message, Node, Reply, View, commit};
+use farfield_core::dsm::BorrowRoot;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
@@ -12,9 +15,9 @@ use std::task::{Context, Poll, Waker};
 pub(crate) const FIRST: u16 = 0;
 pub(crate) const NODES: u16 = 4;
 /// Time after which a node counts as silent.
-const WITHIN: u64 = 1000;
+const WITHIN: u64 = 4000;
 /// Time after which a stopped node is expelled, and most time until it runs again.
-const EXPELLED_AFTER: u64 = 1500;
+const EXPELLED_AFTER: u64 = 6000;
 /// Steps after which a program counts as one that never ends.
 const STEPS_MAX: u64 = 200_000;
 
@@ -47,9 +50,37 @@ pub(crate) enum Rule {
     PagesBeforeCommit,
     /// Whoever takes a backup over sets the fence.
     TakenOverWithFence,
+    /// Who holds a lock is stored before it is told.
+    HoldersAreStored,
+    /// So is what the value owns that is given to another node.
+    GrantedObjectsAreStored,
+    /// So is a writer at the lock's home, before anybody is told anything.
+    WritersAtHomeAreStored,
+    /// A ticket that asks for a lock again has what it was given before.
+    TicketsAreKnown,
+    /// What was withdrawn is not done if it arrives later.
+    WithdrawnTicketsAreKnown,
+    /// A lock whose writer is dead is lost, because what its value owns may have been dropped or handed on.
+    LocksOfDeadWritersAreLost,
+    /// A lock whose reader is dead waits for those to whom that has lent what the value owns.
+    LocksOutlastBorrowers,
+    /// So does whoever takes the lock over.
+    PromotedLocksOutlastBorrowers,
+    /// A reader at the home that lends what the value owns is stored.
+    LentLocksAreStored,
+    /// Who waits for borrowers waits for those of one root, and for no task that may wait for it.
+    BorrowsHaveRoots,
+    /// The answers of a channel to other nodes are stored until they have arrived.
+    AnswersAreKept,
+    /// Whoever asks a channel again is answered the same.
+    AnswersAreGivenAgain,
+    /// That a value was received at the home is stored before anybody is told what follows from it.
+    ReceivedValuesAreStored,
+    /// Whoever is told something by a node that knows of more losses learns of these first.
+    OlderViewsCatchUp,
 }
 
-pub(crate) const RULES: [Rule; 13] = [
+pub(crate) const RULES: [Rule; 27] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -63,6 +94,20 @@ pub(crate) const RULES: [Rule; 13] = [
     Rule::StoredBeforeSent,
     Rule::PagesBeforeCommit,
     Rule::TakenOverWithFence,
+    Rule::HoldersAreStored,
+    Rule::GrantedObjectsAreStored,
+    Rule::WritersAtHomeAreStored,
+    Rule::TicketsAreKnown,
+    Rule::WithdrawnTicketsAreKnown,
+    Rule::LocksOfDeadWritersAreLost,
+    Rule::LocksOutlastBorrowers,
+    Rule::PromotedLocksOutlastBorrowers,
+    Rule::LentLocksAreStored,
+    Rule::BorrowsHaveRoots,
+    Rule::AnswersAreKept,
+    Rule::AnswersAreGivenAgain,
+    Rule::ReceivedValuesAreStored,
+    Rule::OlderViewsCatchUp,
 ];
 
 /// Moment of a message.
@@ -85,7 +130,14 @@ pub(crate) enum Kind {
     Ended,
     Outlast,
     Outlasted,
-    Lost,
+    View,
+    Lock,
+    Unlock,
+    Answered,
+    Send,
+    Receive,
+    Cancel,
+    Told,
     Page,
     Commit,
     Fence,
@@ -116,6 +168,10 @@ pub(crate) struct Plan {
     /// Messages of a thousand that are lost, or whose answers are.
     pub(crate) loss: u64,
     pub(crate) has_backups: bool,
+    /// Whether its tasks use locks.
+    pub(crate) has_locks: bool,
+    /// Whether they send to channels.
+    pub(crate) has_channels: bool,
     /// Whether nodes read each other's memory where it lies.
     pub(crate) reads_in_place: bool,
 }
@@ -131,6 +187,11 @@ pub(crate) struct Seen {
     pub(crate) struck: BTreeSet<(Kind, Phase, Victim)>,
     pub(crate) promotions: u64,
     pub(crate) fenced_writers: u64,
+    /// Locks that were taken, and dead readers that somebody waited for who took a lock over.
+    pub(crate) grants: u64,
+    /// Values that have come out of channels.
+    pub(crate) received: u64,
+    pub(crate) lenders: u64,
     /// Batches that have begun a half with all objects.
     pub(crate) checkpoints: u64,
 }
@@ -155,6 +216,8 @@ pub(crate) struct World {
     pub(crate) random: RefCell<fastrand::Rng>,
     pub(crate) seen: RefCell<Seen>,
     pub(crate) nodes: Vec<RefCell<Node>>,
+    pub(crate) locks: RefCell<Vec<LockTwin>>,
+    pub(crate) channels: RefCell<ChannelTwins>,
     now: Cell<u64>,
     order: Cell<u64>,
     events: RefCell<BTreeMap<(u64, u64), Action>>,
@@ -216,6 +279,8 @@ impl World {
             random,
             seen: RefCell::default(),
             nodes,
+            locks: RefCell::default(),
+            channels: RefCell::default(),
             now: Cell::new(0),
             order: Cell::new(0),
             events: RefCell::default(),
@@ -233,6 +298,11 @@ impl World {
     #[track_caller]
     pub(crate) fn node(&self, id: u16) -> RefMut<'_, Node> {
         self.nodes[usize::from(id)].borrow_mut()
+    }
+
+    /// Returns the root by which a borrow is known.
+    pub(crate) fn root_of(&self, root: BorrowRoot) -> BorrowRoot {
+        if self.has(Rule::BorrowsHaveRoots) { root } else { BorrowRoot::of_task(0, 0) }
     }
 
     pub(crate) fn pick(&self, below: u64) -> u64 {
@@ -256,7 +326,8 @@ impl World {
         self.after(delay, move |world| {
             let mut at = world.node(node);
             if at.is_stopped {
-                at.held.push(Box::new(move |world: &Rc<World>| world.after_at(node, 0, action)));
+                // What has come meanwhile is looked at in any order.
+                at.held.push(Box::new(move |world: &Rc<World>| world.after_at(node, world.pick(30), action)));
             } else if at.is_alive {
                 drop(at);
                 action(world);
@@ -391,12 +462,25 @@ impl World {
         }
     }
 
-    /// Asks a node, and waits for its answer.
+    /// Asks a node, and waits for its answer. Both know of the same losses then, as far as the message and the answer
+    /// may follow from them.
     pub(crate) async fn ask(self: &Rc<World>, from: u16, to: u16, message: Message) -> Reply {
-        let kind = message.kind();
-        if self.node(from).lost.contains(&to) {
-            return Err(Failure::NodeLost(to));
+        if !message.is_read() {
+            commit(self, from).await;
         }
+        let (reply, view) = self.ask_once(from, to, message).await;
+        if self.has(Rule::OlderViewsCatchUp) {
+            Node::learn(self, from, &view);
+        }
+        reply
+    }
+
+    async fn ask_once(self: &Rc<World>, from: u16, to: u16, message: Message) -> (Reply, View) {
+        let (kind, is_read) = (message.kind(), message.is_read());
+        if self.node(from).lost.contains(&to) {
+            return (Err(Failure::NodeLost(to)), View::new());
+        }
+        let view = self.node(from).view.clone();
         self.pass(kind, Phase::Leaves, from, Some(to));
         self.alive(from).await;
         let slot = Slot::new();
@@ -409,17 +493,33 @@ impl World {
                 world.pass(kind, Phase::Arrives, from, Some(to));
                 // It may have died or been stopped just now.
                 world.after_at(to, 0, move |world| {
-                    let reply = Node::receive(world, to, from, message);
-                    world.pass(kind, Phase::Answered, from, Some(to));
-                    let is_unanswered = world.pick(1000) < world.plan.loss || !world.node(to).is_alive;
-                    if !is_unanswered {
-                        world.after_at(from, world.delay(), move |world| answer.put(world, reply));
+                    let is_expelled = world.node(to).lost.contains(&from);
+                    if !is_expelled && world.has(Rule::OlderViewsCatchUp) {
+                        Node::learn(world, to, &view);
                     }
+                    let reply = Node::receive(world, to, from, message);
+                    let say = move |world: &Rc<World>| {
+                        world.pass(kind, Phase::Answered, from, Some(to));
+                        let is_unanswered = world.pick(1000) < world.plan.loss || !world.node(to).is_alive;
+                        if !is_unanswered {
+                            let view = world.node(to).view.clone();
+                            world.after_at(from, world.delay(), move |world| answer.put(world, (reply, view)));
+                        }
+                    };
+                    // It has an effect elsewhere, which is stored first.
+                    if is_read || world.node(to).backup.is_none() {
+                        return say(world);
+                    }
+                    let world = world.clone();
+                    world.clone().spawn(to, async move {
+                        commit(&world, to).await;
+                        say(&world);
+                    });
                 });
             });
         }
         let silent = slot.clone();
-        self.after(WITHIN, move |world| silent.put(world, Err(Failure::Silent)));
+        self.after(WITHIN, move |world| silent.put(world, (Err(Failure::Silent), View::new())));
         slot.wait(self).await
     }
 

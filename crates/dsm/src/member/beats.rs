@@ -11,6 +11,7 @@ use super::say;
 use crate::message::ShareMessage;
 use crate::node::{NodeId, Peers, ShareNode};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use farfield_core::dsm::{Expulsion, LossCause, ViewChange};
 use farfield_pool::CallChannel;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -46,7 +47,7 @@ pub(super) enum NodeEnd {
     /// The first process has not been heard.
     Unheard,
     /// The others take this node for dead.
-    Expelled,
+    Expelled(Option<Expulsion>),
 }
 
 impl Default for FirstProcess {
@@ -70,9 +71,9 @@ impl FirstProcess {
         self.end(NodeEnd::Program);
     }
 
-    /// Records that another node takes this one for dead.
-    pub(crate) fn expelled(&self) {
-        self.end(NodeEnd::Expelled);
+    /// Records that another node takes this one for dead, since when and why.
+    pub(crate) fn expelled(&self, expulsion: Option<Expulsion>) {
+        self.end(NodeEnd::Expelled(expulsion));
     }
 
     /// Returns whether the program has ended.
@@ -150,19 +151,21 @@ impl LookedAfter {
         loop {
             let fate = self.wait(node);
             let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
-            let problem = match fate {
+            let (cause, problem) = match fate {
                 Fate::Over => return,
-                Fate::Ended => "has ended".to_owned(),
+                Fate::Ended => (LossCause::Ended, "has ended".to_owned()),
                 Fate::Silent => {
                     self.kill();
-                    format!("has not answered for {} s and is expelled", self.expel_after.as_secs_f64())
+                    let problem = format!("has not answered for {} s and is expelled", self.expel_after.as_secs_f64());
+                    (LossCause::Silent(self.expel_after), problem)
                 }
             };
             if self.is_said {
                 say(&format!("node {} {problem}", self.id));
             }
             if self.has_begun.load(Relaxed) || self.child.is_some() {
-                lost(&node, self.id, self.promote(&node));
+                let host = self.promote(&node);
+                node.expel(ViewChange { node: self.id.0, host, cause });
                 return;
             }
             node.peers.forget(self.id);
@@ -250,7 +253,7 @@ impl LookedAfter {
             if channel.is_none() {
                 *channel = node.peers.open_channel(self.id).ok().flatten();
             }
-            node.peers.letter(&node, self.id, ShareMessage::Beat)
+            node.peers.letter(&node, self.id, &ShareMessage::Beat)
         };
         match channel.as_deref_mut().zip(letter) {
             Some((channel, letter)) => say_on(channel, letter, || self.fate(node, silent_since).is_some()),
@@ -282,13 +285,5 @@ pub(super) fn say_on(channel: &mut dyn CallChannel, letter: Vec<u8>, is_over: im
     match ended.pop().map(|end| end.result) {
         Some(Ok(_)) => Said::Answered,
         _ => Said::Broken,
-    }
-}
-
-/// Tells all nodes that one is gone.
-fn lost(node: &ShareNode, id: NodeId, host: Option<u16>) {
-    node.lose(id);
-    for other in (1..node.peers.count()).map(NodeId).filter(|other| *other != id) {
-        node.outbox.tell(other, ShareMessage::Lost { node: id.0, host });
     }
 }

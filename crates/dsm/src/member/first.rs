@@ -269,7 +269,7 @@ impl Members {
             // A node that does not hear it ends when it has not been asked for a sign of life for too
             // long.
             let channel = node.peers.open_channel(other).ok().flatten();
-            if let Some((mut channel, letter)) = channel.zip(node.peers.letter(node, other, ShareMessage::Over)) {
+            if let Some((mut channel, letter)) = channel.zip(node.peers.letter(node, other, &ShareMessage::Over)) {
                 let begun = Instant::now();
                 say_on(&mut *channel, letter, || begun.elapsed() > END_WITHIN);
             }

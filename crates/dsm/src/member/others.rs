@@ -6,6 +6,7 @@
 
 use super::beats::NodeEnd;
 use super::{Invitation, build, say};
+use crate::error::expelled;
 use crate::message::{NodeAddress, ShareMessage, ShareReply};
 use crate::node::{NoPlace, NodeBuilder, Peers, Running, StartPoint};
 use crate::{NodeId, NodeStartError};
@@ -133,11 +134,11 @@ fn end(running: &Running, end: NodeEnd) -> ! {
     let id = running.node.id;
     let problem = match end {
         NodeEnd::Program => std::process::exit(0),
-        NodeEnd::FirstIsGone => "ends: the first process of the program is gone",
-        NodeEnd::Unheard => "ends: the first process of the program was not heard of for too long",
-        NodeEnd::Expelled => "ends: it has not answered for too long, and was expelled",
+        NodeEnd::FirstIsGone => "the first process of the program is gone".into(),
+        NodeEnd::Unheard => "the first process of the program was not heard of for too long".into(),
+        NodeEnd::Expelled(expulsion) => expelled(expulsion),
     };
-    say(&format!("node {id} {problem}"));
+    say(&format!("node {id} ends: {problem}"));
     std::process::exit(1);
 }
 

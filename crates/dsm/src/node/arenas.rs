@@ -7,7 +7,7 @@
 
 use super::{NodeId, ShareNode};
 use crate::message::ArenaAddress;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use farfield_core::dsm::OwnerWord;
 use farfield_os::memfd::{self, Mapping, MappingAccess};
 use std::fs::File;
@@ -23,6 +23,7 @@ struct PeerArena {
     base: AtomicPtr<u8>,
     /// Set when it was first tried. The memory stays as long as this node, for it may be borrowed.
     mapping: OnceLock<Option<Mapping>>,
+    is_lost: AtomicBool,
 }
 
 impl PeerArenas {
@@ -33,7 +34,8 @@ impl PeerArenas {
     /// Reads objects of a node that is gone in place no longer. What is borrowed stays.
     pub(super) fn lose(&self, node: NodeId) {
         if let Some(arena) = self.0.get(usize::from(node.0)) {
-            arena.base.store(core::ptr::null_mut(), Ordering::Release);
+            arena.is_lost.store(true, Ordering::SeqCst);
+            arena.base.store(core::ptr::null_mut(), Ordering::SeqCst);
         }
     }
 }
@@ -61,8 +63,8 @@ impl ShareNode {
             map(&address)
         });
         if is_new && let Some(mapping) = mapping {
-            arena.base.store(mapping.as_ptr(), Ordering::Release);
-            if self.peers.is_lost(home) {
+            arena.base.store(mapping.as_ptr(), Ordering::SeqCst);
+            if arena.is_lost.load(Ordering::SeqCst) {
                 self.arenas.lose(home);
             }
         }

@@ -288,6 +288,7 @@ impl BackupState {
     fn forget(&mut self, word: OwnerWord) {
         // Whoever frees an object late does not mean a later one in its block.
         let is_meant = |stored: &StoredObject| stored.word.colour() <= word.colour();
+        let is_received = self.messages.get(&word.offset()).is_some_and(is_meant);
         for known in [&mut self.changed, &mut self.messages] {
             if known.get(&word.offset()).is_some_and(is_meant) {
                 known.remove(&word.offset());
@@ -302,6 +303,8 @@ impl BackupState {
         if self.stored.get(&word.offset()).is_some_and(is_meant) {
             self.stored.remove(&word.offset());
             self.batch.free(word);
+            // Whoever is told what follows from that is told after it is stored: the value would arrive again.
+            self.staged += u64::from(is_received);
         }
         if self.locks.get(&word.offset()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
             self.changed_locks.remove(&word.offset());
@@ -475,7 +478,7 @@ impl ShareNode {
         let wanted = if is_wanted { state.collecting } else { state.collecting - 1 };
         loop {
             match state.ended {
-                Some(BackupEnd::TakenOver) => return Err(ShareError::Expelled),
+                Some(BackupEnd::TakenOver) => return Err(ShareError::Expelled { expulsion: None }),
                 Some(BackupEnd::Lost) => return Ok(()),
                 None if state.done >= wanted => return Ok(()),
                 None => {}
@@ -520,14 +523,16 @@ impl ShareNode {
     /// stored is older than what others will know.
     fn end_backup(&self, error: &BackupError) -> BackupEnd {
         if matches!(error, BackupError::Fenced) {
-            self.first.expelled();
+            self.first.expelled(None);
             return BackupEnd::TakenOver;
         }
         crate::member::say(&format!("node {}: its backup is lost, and it goes on without: {error}", self.id));
         loop {
             match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost) {
                 Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
-                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled) => return BackupEnd::TakenOver,
+                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled { .. }) => {
+                    return BackupEnd::TakenOver;
+                }
                 // Without the first process this one ends, too.
                 _ => return BackupEnd::Lost,
             }

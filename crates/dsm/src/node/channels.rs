@@ -102,6 +102,9 @@ impl ShareNode {
         if let Some(answer) = self.answered(word, channel, ticket, settled) {
             return Some(answer);
         }
+        if self.withdrawn().take(ticket) {
+            return Some(WaitAnswer::Busy);
+        }
         if !channel.queue.has_receiver() || value.len() as u64 != channel.state.value_bytes {
             return Some(WaitAnswer::Closed);
         }
@@ -150,6 +153,9 @@ impl ShareNode {
         }
         if let Some(answer) = self.answered(word, channel, ticket, settled) {
             return Some(answer);
+        }
+        if self.withdrawn().take(ticket) {
+            return Some(WaitAnswer::Busy);
         }
         channel.state.received_at = Some(ticket.node);
         // A node that is gone is told of when all has been received that it has sent.

@@ -2,11 +2,12 @@
 //! memory server that keeps the node's backup.
 
 use super::{NodeId, ShareNode};
-use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply};
+use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply, ViewNews};
+use crate::task::Borrows;
 use crate::task::code::ShippedCode;
-use farfield_core::dsm::OwnerWord;
+use farfield_core::dsm::{BorrowRoot, OwnerWord, ViewChange};
 use farfield_wic::{Handler, Stop};
-use std::sync::{OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The function of a node that is about to run.
 #[derive(Default)]
@@ -24,11 +25,13 @@ impl Handler for Door {
         let letter: Letter<'_> = postcard::from_bytes(argument).map_err(|_| Stop::Argument)?;
         let node = self.0.get().and_then(Weak::upgrade).ok_or(Stop::Argument)?;
         let mut bytes = Vec::new();
-        let sender = NodeId(letter.sender);
+        let (sender, known) = (NodeId(letter.sender), letter.view.number);
         let reply = if letter.build != node.peers.build() {
             Some(ShareReply::OtherBuild)
         } else if node.peers.is_lost(sender) {
-            Some(ShareReply::Expelled)
+            Some(ShareReply::Expelled(node.peers.expulsion(sender)))
+        } else if let Some(changes) = node.missed(&letter) {
+            Some(ShareReply::View { after: known, changes })
         } else {
             node.hear_load(sender, letter.load);
             let is_read = letter.message.is_read();
@@ -38,19 +41,28 @@ impl Handler for Door {
             if is_taken_over { Some(ShareReply::TakenOver) } else { reply }
         };
         let load = node.peers.tell_load(&node, sender);
-        let answered = AnswerLetter { load, reply: reply.ok_or(Stop::Argument)? };
+        let view = node.peers.news_since(known);
+        let answered = AnswerLetter { view, load, reply: reply.ok_or(Stop::Argument)? };
         *answer = postcard::to_extend(&answered, core::mem::take(answer)).map_err(|_| Stop::AnswerTooLong)?;
         Ok(())
     }
 }
 
 impl ShareNode {
+    /// Learns who is gone from a letter, before what it asks for is done: that may follow from these losses. Returns
+    /// what the sender has missed, if the answer has no room for that.
+    fn missed(&self, letter: &Letter<'_>) -> Option<Vec<ViewChange>> {
+        let view = &letter.view;
+        self.peers.note_view(NodeId(letter.sender), view.number);
+        self.learn(view.after(), &view.changes);
+        let is_long = self.peers.view().saturating_sub(view.number) > ViewNews::CHANGES_MAX;
+        // A view is told whatever its sender knows.
+        let is_view = matches!(letter.message, ShareMessage::View { .. } | ShareMessage::Join);
+        (is_long && !is_view).then(|| self.peers.view_since(view.number))
+    }
+
     /// Does what a message asks for. Returns `None` if it asks for nonsense.
-    fn receive<'b>(
-        self: std::sync::Arc<ShareNode>,
-        letter: Letter<'_>,
-        bytes: &'b mut Vec<u8>,
-    ) -> Option<ShareReply<'b>> {
+    fn receive<'b>(self: Arc<ShareNode>, letter: Letter<'_>, bytes: &'b mut Vec<u8>) -> Option<ShareReply<'b>> {
         let sender = NodeId(letter.sender);
         match letter.message {
             ShareMessage::Hello { address } => {
@@ -68,12 +80,8 @@ impl ShareNode {
             }
             // The letter itself says it.
             ShareMessage::Load => Some(ShareReply::Done),
-            ShareMessage::Lost { node, host } => {
-                // Whoever is told that the node is gone finds who keeps its objects.
-                if let Some(host) = host {
-                    self.set_host(NodeId(node), NodeId(host));
-                }
-                self.lose(NodeId(node));
+            ShareMessage::View { after, changes } => {
+                self.learn(after, &changes);
                 Some(ShareReply::Done)
             }
             ShareMessage::BackupLost => {
@@ -115,12 +123,14 @@ impl ShareNode {
                 Some(ShareReply::Done)
             }
             ShareMessage::Spawn { if_room: true, .. } if self.workers.load().room == 0 => Some(ShareReply::NoPlace),
-            // Somebody waits already for the tasks that a dead node has sent.
-            ShareMessage::Spawn { is_scoped: true, .. } if !self.borrowers.lock().admit(sender.0) => {
-                Some(ShareReply::Expelled)
-            }
-            ShareMessage::Spawn { task, body, is_scoped, arguments, .. } => {
-                self.submit(sender, task, body, is_scoped, arguments).then_some(ShareReply::Done)
+            ShareMessage::Spawn { task, body, borrows, arguments, .. } => {
+                let borrows: Borrows = borrows.map(|roots| roots.into_iter().map(BorrowRoot::from_bits).collect());
+                // Somebody waits already for the tasks that a dead node has sent.
+                if borrows.as_ref().is_some_and(|roots| !self.borrowers.lock().admit(sender.0, roots)) {
+                    return Some(ShareReply::Expelled(self.peers.expulsion(sender)));
+                }
+                let taken = self.submit(sender, task, body, borrows, arguments)?;
+                Some(taken.map_or_else(ShareReply::TooMuch, |()| ShareReply::Done))
             }
             ShareMessage::Ended { task, outcome, loans } => {
                 self.task_ended(task, outcome, loans);
@@ -138,12 +148,14 @@ mod tests {
     use crate::backup::BackupAccess;
     use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, NodeBackup, Peers};
+    use crate::task::TaskRefusal;
+    use core::time::Duration;
     use farfield_core::dsm::{
-        BackupImage, Colour, HomeTicket, NodeLoad, Partition, StoredAnswer, StoredChannel, StoredLock, StoredMessage,
+        BackupImage, Colour, Expulsion, HomeTicket, LossCause, NodeLoad, Partition, StoredAnswer, StoredChannel,
+        StoredLock, StoredMessage,
     };
     use farfield_core::lock::LockMode;
     use std::borrow::Cow;
-    use std::sync::Arc;
 
     const BUILD: u128 = 77;
 
@@ -160,7 +172,14 @@ mod tests {
     }
 
     fn ask(door: &Door, build: u128, message: ShareMessage<'_>) -> Result<Vec<u8>, Stop> {
-        let letter = postcard::to_allocvec(&Letter { sender: 1, build, load: NodeLoad::default(), message }).unwrap();
+        let letter = postcard::to_allocvec(&Letter {
+            sender: 1,
+            build,
+            view: ViewNews::default(),
+            load: NodeLoad::default(),
+            message,
+        })
+        .unwrap();
         let mut answer = Vec::new();
         door.answer(&letter, &mut answer).map(|()| answer)
     }
@@ -186,11 +205,15 @@ mod tests {
             ShareMessage::Send { word, ticket, settled: 3, may_wait: true, value },
             ShareMessage::Receive { word, ticket, settled: 3, may_wait: true },
             ShareMessage::Cancel { word, ticket },
+            ShareMessage::Withdraw { word, ticket: 1 << 40 },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
         ];
         let load = NodeLoad { stamp: 1, room: 1, waiting: 1 };
-        let letter = |message| postcard::to_allocvec(&Letter { sender: 1, build: BUILD, load, message }).unwrap();
+        let letter = |message| {
+            postcard::to_allocvec(&Letter { sender: 1, build: BUILD, view: ViewNews::default(), load, message })
+                .unwrap()
+        };
         let letters = messages.map(letter);
         for _ in 0..40_000 {
             let mut bytes = letters[random.usize(..letters.len())].clone();
@@ -231,6 +254,82 @@ mod tests {
                 assert!(reply(&answer).is_none_or(|found| found.len() as u64 == bytes));
             }
         }
+    }
+
+    #[test]
+    fn what_has_changed_in_the_view_is_learned_before_a_message_is_heard() {
+        let (node, door) = door_of(9);
+        let word = node.store(&[9; 8]).unwrap().bits();
+        let gone = |node| ViewChange { node, host: Some(1), cause: LossCause::Silent(Duration::from_secs(2)) };
+        let said = |sender, number, changes: Vec<ViewChange>| {
+            let (view, load) = (ViewNews { number, changes }, NodeLoad::default());
+            let message = ShareMessage::Fetch { word, offset: 0, bytes: 8 };
+            let letter = postcard::to_allocvec(&Letter { sender, build: BUILD, view, load, message }).unwrap();
+            let mut answer = Vec::new();
+            door.answer(&letter, &mut answer).unwrap();
+            answer
+        };
+        let answer = |answer: &[u8]| {
+            let AnswerLetter { view, reply, .. } = postcard::from_bytes(answer).unwrap();
+            (view.number, view.changes, format!("{reply:?}"))
+        };
+        let here = |partition| OwnerWord::new(Partition::new(partition).unwrap(), 64, Colour(0)).unwrap();
+        let bytes = format!("{:?}", ShareReply::Bytes(&[9; 8]));
+        assert_eq!(answer(&said(1, 1, vec![gone(2)])), (1, Vec::new(), bytes.clone()));
+        assert!(node.peers.is_lost(NodeId(2)) && !node.peers.is_lost(NodeId(3)));
+        assert_eq!(node.host_of(here(2)), NodeId(1));
+        // What is said twice, or too early, changes nothing.
+        said(1, 1, vec![gone(2)]);
+        said(1, 4, vec![gone(5)]);
+        assert_eq!(node.peers.view(), 1);
+        // Who knows less is told with the answer, and who was expelled is told when and why.
+        assert_eq!(answer(&said(3, 0, Vec::new())), (1, vec![gone(2)], bytes.clone()));
+        let expelled = answer(&said(2, 0, Vec::new())).2;
+        let expulsion = Expulsion { view: 1, cause: LossCause::Silent(Duration::from_secs(2)) };
+        assert_eq!(expelled, format!("{:?}", ShareReply::Expelled(Some(expulsion))));
+        let error = crate::ShareError::Expelled { expulsion: Some(expulsion) };
+        assert_eq!(error.to_string(), "this node was expelled in view 1, since it has not answered for 2 s");
+        // If an answer has no room for all of it, nothing is done before it is known.
+        let five: Vec<_> = (2..7).map(gone).collect();
+        said(1, 5, five.clone());
+        let missed = format!("{:?}", ShareReply::View { after: 0, changes: five.clone() });
+        assert_eq!(answer(&said(7, 0, Vec::new())), (5, five.clone(), missed));
+        assert_eq!(answer(&said(7, 1, Vec::new())), (5, five[1..].to_vec(), bytes));
+    }
+
+    /// A node that runs nothing is sent tasks.
+    #[test]
+    fn tasks_of_others_that_wait_are_bounded() {
+        let config = NodeBuilder::new().near(1 << 20).workers(0);
+        let node = ShareNode::new(NodeId(0), 0, &config, Peers::new(2, BUILD, String::new()), None).unwrap();
+        let door = Door::default();
+        door.open(Arc::downgrade(&node));
+        let root = BorrowRoot::of_task(1, 1);
+        let spawn = |body: ShippedCode, arguments: &[u8], borrows| {
+            let body = body.reference();
+            let answer = ask(&door, BUILD, ShareMessage::Spawn { task: 1, body, if_room: false, borrows, arguments });
+            match reply_of(&answer.unwrap()) {
+                Some(ShareReply::Done) => None,
+                Some(ShareReply::TooMuch(refusal)) => Some(refusal),
+                other => panic!("{other:?}"),
+            }
+        };
+        let large = || {
+            let body = ShippedCode::of_body(|_: &crate::Here<'_>, _: [u8; 1000]| ());
+            spawn(body, &[0; 1000], Some(vec![root.bits()]))
+        };
+        let empty = || spawn(ShippedCode::of_body(|_: &crate::Here<'_>, (): ()| ()), &[], None);
+        // Each with its root.
+        let fit = (1 << 20) / 1008;
+        assert!((0..fit).all(|_| large().is_none()));
+        assert_eq!(large(), Some(TaskRefusal::Bytes { bytes: (fit + 1) * 1008, limit_bytes: 1 << 20 }));
+        let most = 1 << 16;
+        assert!((fit..most).all(|_| empty().is_none()));
+        assert_eq!(empty(), Some(TaskRefusal::Tasks { tasks: most + 1, most }));
+        // What was refused is waited for by nobody.
+        let ticket = HomeTicket { node: 0, number: 1 };
+        (0..fit).for_each(|_| assert!(node.borrowers.lock().end(1, &[root]).is_empty()));
+        assert!(node.borrowers.lock().close(1, root, ticket));
     }
 
     #[test]
@@ -301,6 +400,47 @@ mod tests {
         assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
     }
 
+    /// Node 1 has not been answered in time, and its withdrawals have overtaken what it had asked for.
+    #[test]
+    fn what_was_withdrawn_before_it_has_come_is_not_done() {
+        let (node, door) = door();
+        let word = node.store(&[8; 8]).unwrap();
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let answer = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Answer(answer)) => Some(answer),
+                Some(ShareReply::Done | ShareReply::Waits) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let lock = |ticket| {
+            let (word, mode) = (word.bits(), LockMode::Exclusive);
+            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, locked })
+        };
+        let withdraw = |word: OwnerWord, ticket| answer(ShareMessage::Withdraw { word: word.bits(), ticket });
+        assert!(withdraw(word, 7).is_none());
+        assert!(matches!(lock(7), Some(WaitAnswer::Busy)), "nobody would give it back");
+        assert!(matches!(lock(8), Some(WaitAnswer::Granted { .. })) && lock(9).is_none());
+        // One that waits, and one that has it.
+        assert!(withdraw(word, 9).is_none() && withdraw(word, 8).is_none());
+        assert!(matches!(lock(10), Some(WaitAnswer::Granted { .. })));
+        // Nobody would have received the value.
+        let channel = node.store(&[0; 8]).unwrap();
+        node.begin_channel(channel, 1, 1, None);
+        let receive =
+            |ticket| answer(ShareMessage::Receive { word: channel.bits(), ticket, settled: ticket, may_wait: true });
+        let send = |ticket, value: u8| {
+            let (word, value) = (channel.bits(), Cow::Owned(vec![value]));
+            answer(ShareMessage::Send { word, ticket, settled: ticket, may_wait: true, value })
+        };
+        assert!(withdraw(channel, 11).is_none() && withdraw(channel, 12).is_none());
+        assert!(matches!(receive(11), Some(WaitAnswer::Busy)) && matches!(send(12, 1), Some(WaitAnswer::Busy)));
+        assert!(matches!(send(13, 2), Some(WaitAnswer::Sent)));
+        assert!(matches!(receive(14), Some(WaitAnswer::Received(value)) if value == [2]));
+        assert!(receive(15).is_none() && withdraw(channel, 15).is_none() && receive(16).is_none());
+    }
+
     /// Node 1 was given a lock by node 2, which died before it said so.
     #[test]
     fn whoever_was_given_a_lock_by_a_dead_home_has_it_when_asking_again() {
@@ -311,6 +451,7 @@ mod tests {
         let mut image = BackupImage::default();
         image.locks.insert(word.offset(), (word, lock));
         node.promote(NodeId(2), image);
+        node.expel(ViewChange { node: 2, host: Some(0), cause: LossCause::Ended });
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
@@ -365,6 +506,7 @@ mod tests {
             image.messages.insert(word(block).offset(), (word(block), message));
         }
         node.promote(NodeId(2), image);
+        node.expel(ViewChange { node: 2, host: Some(0), cause: LossCause::Ended });
         let channel = word(1).bits();
         let reply = |message| {
             let answer = ask(&door, BUILD, message).unwrap();

@@ -8,8 +8,8 @@ use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, Ta
 use core::cell::RefCell;
 use core::marker::PhantomData;
 use core::task::{Poll, Waker};
-use farfield_core::dsm::{BlockRights, OwnerWord};
-use std::collections::HashMap;
+use farfield_core::dsm::{BlockRights, BorrowRoot, OwnerWord};
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,6 +31,8 @@ pub struct Here<'n> {
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
     /// Locks that the task holds, by number of the wait. All scopes of the task share them.
     locks: Rc<RefCell<hashbrown::HashMap<u64, HeldLock>>>,
+    /// Roots of what the task was lent.
+    roots: Arc<[BorrowRoot]>,
 }
 
 /// Returns what a node asks for that wants to read an object.
@@ -43,6 +45,8 @@ pub(crate) struct HeldLock {
     pub(crate) word: OwnerWord,
     /// End of the holding if the guard is forgotten.
     pub(crate) forgotten: LockEnd,
+    /// Whether the task may lend what the value owns, as a reader.
+    pub(crate) may_lend: bool,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -52,8 +56,13 @@ impl core::fmt::Debug for Here<'_> {
 }
 
 impl<'n> Here<'n> {
-    /// Begins the scope of a task.
+    /// Begins the scope of a task that was lent nothing.
     pub(crate) fn at(node: &'n Arc<ShareNode>) -> Here<'n> {
+        Here::of_task(node, Arc::default())
+    }
+
+    /// Begins the scope of a task that was lent something of these roots.
+    pub(crate) fn of_task(node: &'n Arc<ShareNode>, roots: Arc<[BorrowRoot]>) -> Here<'n> {
         Here {
             node,
             tag: node.tag(),
@@ -62,12 +71,14 @@ impl<'n> Here<'n> {
             copies: RefCell::default(),
             loans: Rc::default(),
             locks: Rc::default(),
+            roots,
         }
     }
 
     /// Begins a scope within this one. What is read in it is kept as long as it only.
     pub fn enter(&self) -> Here<'_> {
-        Here { copies: RefCell::default(), loans: self.loans.clone(), locks: self.locks.clone(), ..*self }
+        let (loans, locks, roots) = (self.loans.clone(), self.locks.clone(), self.roots.clone());
+        Here { copies: RefCell::default(), loans, locks, roots, ..*self }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -258,9 +269,18 @@ impl<'n> Here<'n> {
         self.locks.borrow_mut().remove(&number);
     }
 
+    /// Returns the root of what a task is lent that this one starts in a scope, and all roots that this may have.
+    pub(crate) fn lend(&self) -> (BorrowRoot, Arc<[BorrowRoot]>) {
+        let root = self.node.next_root();
+        let locks = self.locks.borrow();
+        let read = locks.values().filter(|held| held.may_lend).map(|held| BorrowRoot::of_lock(held.word));
+        let all: BTreeSet<BorrowRoot> = self.roots.iter().copied().chain(read).chain([root]).collect();
+        (root, all.into_iter().collect())
+    }
+
     /// Gives back the locks whose guards were forgotten.
     pub(crate) fn leave_locks(&self) {
-        for (number, HeldLock { word, forgotten }) in self.locks.take() {
+        for (number, HeldLock { word, forgotten, .. }) in self.locks.take() {
             self.node.unlock(word, number, forgotten);
         }
     }
@@ -305,7 +325,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn_anywhere(arguments, body, false) {
+        match self.node.spawn_anywhere(arguments, body, None) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }
@@ -329,7 +349,7 @@ impl<'n> Here<'n> {
         A: Far,
         R: Far,
     {
-        match self.node.spawn(node, arguments, body, false) {
+        match self.node.spawn(node, arguments, body, None) {
             Ok(waiting) => Ok(TaskHandle { waiting, result: PhantomData }),
             Err(not_started) => Err(not_started.error),
         }

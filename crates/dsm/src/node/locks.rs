@@ -5,8 +5,9 @@
 use super::{NodeId, ShareNode};
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
 use crate::stats::count;
+use crate::task::Borrows;
 use crate::task::code::ShippedCode;
-use farfield_core::dsm::{HomeTicket, LockLine, OwnerWord, StoredLock};
+use farfield_core::dsm::{BorrowRoot, HomeTicket, LockLine, OwnerWord, StoredLock};
 use farfield_core::lock::LockMode;
 use hashbrown::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,12 +27,22 @@ struct HomeLock {
     orphan: Option<Option<ShippedCode>>,
     /// The object is being dropped, or never will be.
     is_dropped: bool,
+    /// A reader at the home has lent what the value owns to another node's task, and there are still readers here.
+    is_lent: bool,
 }
 
 impl HomeLock {
     /// A lock that nobody holds.
     fn free(locked: LockedType) -> HomeLock {
-        HomeLock { line: LockLine::default(), locked, was_left: false, is_lost: false, orphan: None, is_dropped: false }
+        HomeLock {
+            line: LockLine::default(),
+            locked,
+            was_left: false,
+            is_lost: false,
+            orphan: None,
+            is_dropped: false,
+            is_lent: false,
+        }
     }
 }
 
@@ -86,6 +97,9 @@ impl ShareNode {
         if !self.keeps(word) || self.peers.is_lost(NodeId(ticket.node)) {
             return Some(WaitAnswer::Closed);
         }
+        if self.withdrawn().take(ticket) {
+            return Some(WaitAnswer::Busy);
+        }
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
         if lock.is_dropped {
             return Some(WaitAnswer::Closed);
@@ -106,10 +120,12 @@ impl ShareNode {
     }
 
     /// Records in the backup who holds a lock, and its new value if it has one.
-    fn note_change(&self, word: OwnerWord, lock: &HomeLock, value: Option<Vec<u8>>) {
-        // Readers at the home leave nothing when they die with it.
+    fn note_change(&self, word: OwnerWord, lock: &mut HomeLock, value: Option<Vec<u8>>) {
+        let is_here = |(ticket, _): &(HomeTicket, LockMode)| ticket.node == self.id.0;
+        lock.is_lent &= lock.line.holdings().any(|holding| is_here(&holding));
+        // Readers at the home leave nothing when they die with it, unless they have lent something.
         let is_noted =
-            |(ticket, mode): &(HomeTicket, LockMode)| ticket.node != self.id.0 || *mode == LockMode::Exclusive;
+            |holding: &(HomeTicket, LockMode)| lock.is_lent || !is_here(holding) || holding.1 == LockMode::Exclusive;
         self.note_lock(word, |state| {
             let holders: Vec<_> = lock.line.holdings().filter(is_noted).collect();
             let is_changed = value.is_some()
@@ -121,6 +137,22 @@ impl ShareNode {
             }
             is_changed
         });
+    }
+
+    /// Records that a task with these borrows is about to be sent to another node: of the locks here, whoever takes
+    /// them over has to wait for it. Returns the roots for the message.
+    pub(super) fn lend(&self, borrows: &Borrows) -> Option<Vec<u64>> {
+        let roots = borrows.as_ref()?;
+        if self.has_backup() && roots.iter().any(|root| root.lock().is_some()) {
+            let mut locks = self.locks.lock();
+            for word in roots.iter().filter_map(|root| root.lock()) {
+                if let Some(lock) = locks.get_mut(&word) {
+                    lock.is_lent = true;
+                    self.note_change(word, lock, None);
+                }
+            }
+        }
+        Some(roots.iter().map(|root| root.bits()).collect())
     }
 
     /// Returns whether an object of this version is kept here.
@@ -150,14 +182,18 @@ impl ShareNode {
     pub(super) fn promote_lock(&self, node: NodeId, word: OwnerWord, stored: StoredLock) {
         let mut locks = self.locks.lock();
         // A node that is gone was lost before its tickets are taken out.
-        let stored = stored.without(|holder| holder == node.0 || self.peers.is_lost(NodeId(holder)));
+        let is_gone = |holder: u16| holder == node.0 || self.peers.is_lost(NodeId(holder));
+        let stored = stored.without(is_gone);
         self.keep_promoted(word, &stored.value);
+        let lenders = stored.lenders(is_gone);
         let StoredLock { value, holders, was_left, is_lost, owns_others } = stored;
         if !holders.is_empty() || was_left || is_lost {
             let locked = LockedType { bytes: value.len() as u64, owns_others, destructor: None };
             let line = LockLine::held_by(holders);
             locks.insert(word, HomeLock { line, was_left, is_lost, ..HomeLock::free(locked) });
         }
+        drop(locks);
+        self.outlast_lenders(lenders.into_iter().map(|ticket| (word, ticket)));
     }
 
     /// Returns what the ticket that has the lock is told: the value, if it is at another node.
@@ -252,6 +288,16 @@ impl ShareNode {
         is_waiting
     }
 
+    /// Ends what a ticket has at a lock that its node does not want any more. Returns whether it had something.
+    pub(super) fn leave_lock(&self, word: OwnerWord, ticket: HomeTicket) -> bool {
+        let mut locks = self.locks.lock();
+        let is_there = locks.get(&word).is_some_and(|lock| lock.line.has(ticket));
+        if is_there {
+            self.end_lock_in(&mut locks, word, ticket, LockEnd::Released(None));
+        }
+        is_there
+    }
+
     /// Ends the holdings and waits of a node that is gone. What the value of a lock owns may have been lent further
     /// by a reader, so its holding ends when nobody has borrowed that any more.
     pub(super) fn lose_locks(&self, node: u16) {
@@ -266,19 +312,27 @@ impl ShareNode {
         };
         let all = locks.iter().flat_map(of_node);
         let (lent, mut lost): (Vec<_>, Vec<_>) = all.partition(may_have_lent);
-        if let Some(this) = self.shared().filter(|_| !lent.is_empty()) {
+        self.outlast_lenders(lent.into_iter().map(|(_, word, ticket)| (word, ticket)));
+        // Those that wait first, so that none of them has its turn.
+        lost.sort_by_key(|(is_held, ..)| *is_held);
+        lost.into_iter().for_each(|(_, word, ticket)| self.end_lock_in(&mut locks, word, ticket, LockEnd::Abandoned));
+    }
+
+    /// Ends the holdings of readers whose nodes are gone, each when nobody has borrowed any more what the value of
+    /// its lock owns.
+    fn outlast_lenders(&self, lenders: impl IntoIterator<Item = (OwnerWord, HomeTicket)>) {
+        for (word, ticket) in lenders {
+            let Some(this) = self.shared() else { return };
+            // Each has a thread: who has borrowed something under one of the locks may wait for another one.
             let body = move || {
-                this.outlast_borrowers(NodeId(node));
-                lent.into_iter().for_each(|(_, word, ticket)| this.end_lock(word, ticket, LockEnd::Abandoned));
+                this.outlast_borrowers(NodeId(ticket.node), BorrowRoot::of_lock(word));
+                this.end_lock(word, ticket, LockEnd::Abandoned);
             };
             if std::thread::Builder::new().name("share-borrowers".into()).spawn(body).is_err() {
                 // Without a thread the lock stays held, and is counted.
                 count(&self.counters.orphans, 1);
             }
         }
-        // Those that wait first, so that none of them has its turn.
-        lost.sort_by_key(|(is_held, ..)| *is_held);
-        lost.into_iter().for_each(|(_, word, ticket)| self.end_lock_in(&mut locks, word, ticket, LockEnd::Abandoned));
     }
 
     /// Begins to drop an object that has no owner. Returns whether it is to be dropped now: a lock that

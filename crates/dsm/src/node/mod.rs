@@ -24,7 +24,7 @@ use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
 use crate::member::FirstProcess;
-use crate::message::NodeAddress;
+use crate::message::{NodeAddress, ShareMessage};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
 use crate::task::{OpenJoins, Workers};
@@ -38,7 +38,9 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 pub(crate) use door::Door;
-use farfield_core::dsm::{BlockRights, Colour, LoanNumber, OwnerWord, Partition};
+use farfield_core::dsm::{
+    BlockRights, BorrowRoot, Colour, LoanNumber, OwnerWord, Partition, ViewChange, WithdrawnTickets,
+};
 use fetches::FetchThreads;
 pub(crate) use fetches::WantedObject;
 pub(crate) use groups::GroupType;
@@ -50,7 +52,7 @@ pub(crate) use peers::{NoPlace, Peers};
 use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
-use std::sync::{Arc, RwLock, Weak};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
 pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
 use waits::{OpenTickets, WaitNotes};
@@ -146,6 +148,8 @@ pub(crate) struct ShareNode {
     pub(crate) waits: WaitTable<HomeAnswer>,
     wait_notes: WaitNotes,
     pub(crate) tickets: OpenTickets,
+    /// Tickets of other nodes that were withdrawn before their requests have arrived.
+    withdrawn: Mutex<WithdrawnTickets>,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
     channels: HomeChannels,
@@ -159,6 +163,8 @@ pub(crate) struct ShareNode {
     pub(crate) counters: Counters,
     /// Mutable loans that tasks of this node have made.
     loans: AtomicU64,
+    /// Scoped tasks that tasks of this node have started.
+    roots: AtomicU64,
     this: Weak<ShareNode>,
 }
 
@@ -198,6 +204,7 @@ impl ShareNode {
             waits: WaitTable::default(),
             wait_notes: WaitNotes::default(),
             tickets: OpenTickets::default(),
+            withdrawn: Mutex::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
             channels: HomeChannels::default(),
@@ -205,6 +212,7 @@ impl ShareNode {
             spares: SpareShares::default(),
             counters: Counters::default(),
             loans: AtomicU64::new(0),
+            roots: AtomicU64::new(0),
             this: this.clone(),
         });
         node.outbox.open(Arc::downgrade(&node));
@@ -240,12 +248,35 @@ impl ShareNode {
         self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), self.promoted.count())
     }
 
-    /// Ends what waits for other nodes.
-    pub(crate) fn lose(&self, node: NodeId) {
-        self.peers.lose(node);
+    /// Begins a view without a node, at the first one, and tells all others.
+    pub(crate) fn expel(&self, change: ViewChange) {
+        let before = self.peers.begin_view(change, |change| self.lose(change));
+        for other in (1..self.peers.count()).map(NodeId).filter(|other| !self.peers.is_lost(*other)) {
+            self.outbox.tell(other, ShareMessage::View { after: before, changes: vec![change] });
+        }
+    }
+
+    /// Learns who is gone: what has changed after a view.
+    pub(crate) fn learn(&self, after: u32, changes: &[ViewChange]) {
+        if changes.is_empty() {
+            return;
+        }
+        self.peers.learn(after, changes, |change| self.lose(change));
+    }
+
+    /// Ends what waits for a node that is gone.
+    fn lose(&self, change: &ViewChange) {
+        let node = NodeId(change.node);
+        // What is in its memory may be newer than what another node keeps of it.
         self.arenas.lose(node);
+        // Whoever is told that the node is gone finds who keeps its objects.
+        if let Some(host) = change.host {
+            self.set_host(node, NodeId(host));
+        }
+        self.peers.lose(node);
         self.joins.lose(node);
         self.waits.lose(node);
+        self.withdrawn().lose(node.0);
         self.lose_locks(node.0);
         self.lose_channels(node);
     }
@@ -257,6 +288,11 @@ impl ShareNode {
 
     fn is_here(&self, word: OwnerWord) -> bool {
         word.bits() & OwnerWord::PARTITION_MASK == self.tag
+    }
+
+    /// Returns a root for what a scoped task is lent.
+    pub(crate) fn next_root(&self) -> BorrowRoot {
+        BorrowRoot::of_task(self.id.0, self.roots.fetch_add(1, Relaxed))
     }
 
     /// Returns a number for a loan that no other node and no other loan has.

@@ -84,7 +84,7 @@ impl ShareNode {
             text += &format!("has_backup 1\nbackup_good {}\nbackup_waiting_bytes {waiting_bytes}\n", u8::from(is_good));
         }
         let lost: Vec<_> = (0..self.peers.count()).filter(|node| self.peers.is_lost(super::NodeId(*node))).collect();
-        text += &format!("lost_nodes {}\n", join(&lost));
+        text += &format!("lost_nodes {}\nview {}\n", join(&lost), self.peers.view());
         // Writing into a string cannot fail.
         for (index, WaitNote { cause, node, since }) in self.wait_notes.all().iter().take(WAITS_MAX).enumerate() {
             let (kind, word) = match cause {

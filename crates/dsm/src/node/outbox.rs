@@ -119,11 +119,13 @@ fn run_errands(node: &Weak<ShareNode>, to: NodeId, receiver: &Receiver<Errand>) 
 }
 
 impl ShareNode {
-    /// Frees an object, gives a lock back, or ends a receiver at the node that keeps it now, if that is another
-    /// one than it was. Returns whether it is.
+    /// Frees an object, gives a lock back, takes a wish back, or ends a receiver at the node that keeps it now, if that
+    /// is another one than it was. Returns whether it is.
     fn tell_host(&self, told: NodeId, message: &ShareMessage<'static>) -> bool {
-        let (ShareMessage::Free { word, .. } | ShareMessage::Unlock { word, .. } | ShareMessage::EndReceiver { word }) =
-            message
+        let (ShareMessage::Free { word, .. }
+        | ShareMessage::Unlock { word, .. }
+        | ShareMessage::Withdraw { word, .. }
+        | ShareMessage::EndReceiver { word }) = message
         else {
             return false;
         };
@@ -133,6 +135,7 @@ impl ShareNode {
                 self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
             }
             ShareMessage::Unlock { ticket, end, .. } => self.unlock(word, *ticket, end.clone()),
+            ShareMessage::Withdraw { ticket, .. } => self.withdraw_there(word, *ticket),
             _ => self.end_receiving(word),
         }
         true

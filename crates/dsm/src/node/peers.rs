@@ -4,11 +4,12 @@ use super::{NodeId, ShareNode, WITHIN, WaitCause};
 use crate::ShareError;
 use crate::member::Invitation;
 use crate::message::{
-    self, AnswerLetter, ArenaAddress, Letter, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX,
+    self, AnswerLetter, ArenaAddress, Letter, LetterOut, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX,
+    ViewNews,
 };
 use crate::stats::count;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use farfield_core::dsm::{NodeLoad, OwnerWord};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use farfield_core::dsm::{Expulsion, MemberView, NodeLoad, OwnerWord, ViewChange};
 use farfield_core::wire::{CallBody, ErrorCode};
 use farfield_pool::{Backend, CallChannel, CallFailure, FarCall, PoolBuilder, PoolError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,6 +22,9 @@ pub(crate) struct Peers {
     peers: Box<[PeerNode]>,
     introduced: Condvar,
     addresses: Mutex<Vec<Option<NodeAddress>>>,
+    /// Who is gone. Its number is known without the lock.
+    view: Mutex<MemberView>,
+    view_number: AtomicU32,
     /// Number of nodes that are gone.
     lost: Mutex<u16>,
     node_lost: Condvar,
@@ -52,6 +56,8 @@ struct PeerNode {
     heard: AtomicU64,
     /// Load of this node, as that one was told last.
     told: AtomicU64,
+    /// Number of the node's view, as it has told last.
+    view: AtomicU32,
     /// The region through which the node is called, once it was.
     backend: Mutex<Option<Arc<dyn Backend>>>,
     /// Channels that nobody uses now.
@@ -88,6 +94,8 @@ impl Peers {
             peers,
             introduced: Condvar::new(),
             addresses,
+            view: Mutex::default(),
+            view_number: AtomicU32::new(0),
             lost: Mutex::new(0),
             node_lost: Condvar::new(),
             places: Mutex::default(),
@@ -191,6 +199,7 @@ impl Peers {
         let letter = postcard::to_allocvec(&Letter {
             sender: u16::MAX,
             build,
+            view: ViewNews::default(),
             load: NodeLoad::default(),
             message: ShareMessage::Join,
         });
@@ -222,6 +231,66 @@ impl Peers {
                 return Err(NodeId(u16::try_from(missing).unwrap_or(u16::MAX)));
             }
             addresses = self.introduced.wait_timeout(addresses, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns the number of this node's view.
+    pub(crate) fn view(&self) -> u32 {
+        self.view_number.load(Ordering::Acquire)
+    }
+
+    /// Returns the view with what has changed since the one of a node, as far as this one knows.
+    fn news_for(&self, node: NodeId) -> ViewNews {
+        let known = self.peers.get(usize::from(node.0)).map_or(0, |peer| peer.view.load(Ordering::Relaxed));
+        self.news_since(known)
+    }
+
+    /// Returns the view with what has changed after another one.
+    pub(crate) fn news_since(&self, known: u32) -> ViewNews {
+        // Most of the time nothing has changed.
+        let number = self.view();
+        if number <= known {
+            return ViewNews { number, changes: Vec::new() };
+        }
+        let view = lock(&self.view);
+        ViewNews { number: view.number(), changes: view.since(known).to_vec() }
+    }
+
+    /// Records which view a node has, as it has told.
+    pub(crate) fn note_view(&self, node: NodeId, number: u32) {
+        if let Some(peer) = self.peers.get(usize::from(node.0)) {
+            peer.view.fetch_max(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what has changed after a view.
+    pub(crate) fn view_since(&self, number: u32) -> Vec<ViewChange> {
+        lock(&self.view).since(number).to_vec()
+    }
+
+    /// Returns when and why a node was expelled, if this one knows.
+    pub(crate) fn expulsion(&self, node: NodeId) -> Option<Expulsion> {
+        lock(&self.view).expulsion(node.0)
+    }
+
+    /// Begins a view at the first node, and calls `act` with its change. Returns the number of the view before. What
+    /// this node says has the new number before `act`, and others learn of the change after it.
+    pub(crate) fn begin_view(&self, change: ViewChange, act: impl FnOnce(&ViewChange)) -> u32 {
+        let mut view = lock(&self.view);
+        let number = view.expel(change);
+        self.view_number.store(view.number(), Ordering::Release);
+        act(&change);
+        number - 1
+    }
+
+    /// Learns what has changed after a view. Calls `act` with each change that is new, in order; the view has it
+    /// when that returns, so nobody sees the change before.
+    pub(crate) fn learn(&self, after: u32, changes: &[ViewChange], act: impl Fn(&ViewChange)) {
+        let mut view = lock(&self.view);
+        for change in view.news(after, changes) {
+            act(&change);
+            view.expel(change);
+            self.view_number.store(view.number(), Ordering::Release);
         }
     }
 
@@ -305,9 +374,9 @@ impl Peers {
     }
 
     /// Returns a message to a node as it travels.
-    pub(crate) fn letter(&self, from: &ShareNode, to: NodeId, message: ShareMessage<'_>) -> Option<Vec<u8>> {
-        let load = self.tell_load(from, to);
-        postcard::to_allocvec(&Letter { sender: from.id.0, build: self.build, load, message }).ok()
+    pub(crate) fn letter(&self, from: &ShareNode, to: NodeId, message: &ShareMessage<'_>) -> Option<Vec<u8>> {
+        let (load, view) = (self.tell_load(from, to), self.news_for(to));
+        postcard::to_allocvec(&LetterOut { sender: from.id.0, build: self.build, view, load, message }).ok()
     }
 
     /// Returns what a node is told of this one's load.
@@ -350,7 +419,8 @@ impl Peers {
         FarCall { tag: 0, deadline: WITHIN, steps_max: 0, name, version, argument }
     }
 
-    /// Sends a message and waits for its answer, which `read` reads.
+    /// Sends a message and waits for its answer, which `read` reads. Both nodes know of the same losses then, as far
+    /// as the message and the answer may follow from them.
     pub(crate) fn ask<T>(
         &self,
         from: &ShareNode,
@@ -361,12 +431,69 @@ impl Peers {
         if !message.is_read() {
             from.commit()?;
         }
+        let started = Instant::now();
+        loop {
+            self.tell_views(from, to, &message, started)?;
+            let answer = self.ask_once(from, to, &message, started)?;
+            let AnswerLetter { view, load, reply } =
+                postcard::from_bytes(&answer).map_err(|_| ShareError::OtherBuild { node: to })?;
+            from.hear_load(to, load);
+            self.note_view(to, view.number);
+            from.learn(view.after(), &view.changes);
+            return match reply {
+                ShareReply::View { after, changes } => {
+                    from.learn(after, &changes);
+                    continue;
+                }
+                ShareReply::Expelled(expulsion) => {
+                    from.first.expelled(expulsion);
+                    Err(ShareError::Expelled { expulsion }.into())
+                }
+                // It will be said that the node is gone, and who keeps its objects.
+                ShareReply::TakenOver => {
+                    Err(Unanswered { error: self.unreachable(to, started), may_have_arrived: true })
+                }
+                ShareReply::OtherBuild => Err(ShareError::OtherBuild { node: to }.into()),
+                reply => read(reply).ok_or(ShareError::Stale { node: to }.into()),
+            };
+        }
+    }
+
+    /// Tells a node who is gone, if a letter has no room for all of that.
+    fn tell_views(
+        &self,
+        from: &ShareNode,
+        to: NodeId,
+        message: &ShareMessage<'_>,
+        started: Instant,
+    ) -> Result<(), Unanswered> {
+        let known = self.peer(to)?.view.load(Ordering::Relaxed);
+        if self.view().saturating_sub(known) <= ViewNews::CHANGES_MAX || matches!(message, ShareMessage::View { .. }) {
+            return Ok(());
+        }
+        let message = ShareMessage::View { after: known, changes: self.view_since(known) };
+        // The message itself has not left.
+        let answer = self.ask_once(from, to, &message, started).map_err(|unanswered| unanswered.error)?;
+        if let Ok(AnswerLetter { view, .. }) = postcard::from_bytes(&answer) {
+            self.note_view(to, view.number);
+        }
+        Ok(())
+    }
+
+    /// Sends a message and waits for the bytes of its answer.
+    fn ask_once(
+        &self,
+        from: &ShareNode,
+        to: NodeId,
+        message: &ShareMessage<'_>,
+        started: Instant,
+    ) -> Result<Vec<u8>, Unanswered> {
         let argument = self.letter(from, to, message).ok_or(ShareError::Stale { node: to })?;
         let limit_bytes = CallBody::ARGUMENT_BYTES_MAX as u64;
         if argument.len() as u64 > limit_bytes {
             return Err(ShareError::TooLarge { bytes: argument.len() as u64, limit_bytes }.into());
         }
-        let (sent, started) = (argument.len() as u64, Instant::now());
+        let sent = argument.len() as u64;
         let mut channel = self.channel(to, started)?;
         if channel.submit(Peers::call(argument)).is_err() {
             return Err(self.unreachable(to, started).into());
@@ -399,20 +526,7 @@ impl Peers {
         if let Ok(peer) = self.peer(to) {
             lock(&peer.channels).push(channel);
         }
-        let answer = postcard::from_bytes(&answer).map(|AnswerLetter { load, reply }| {
-            from.hear_load(to, load);
-            reply
-        });
-        match answer {
-            Ok(ShareReply::Expelled) => {
-                from.first.expelled();
-                Err(ShareError::Expelled.into())
-            }
-            // It will be said that the node is gone, and who keeps its objects.
-            Ok(ShareReply::TakenOver) => Err(Unanswered { error: self.unreachable(to, started), may_have_arrived }),
-            Ok(ShareReply::OtherBuild) | Err(_) => Err(ShareError::OtherBuild { node: to }.into()),
-            Ok(reply) => read(reply).ok_or(ShareError::Stale { node: to }.into()),
-        }
+        Ok(answer)
     }
 
     /// Sends a message that has no other answer than that it was received.

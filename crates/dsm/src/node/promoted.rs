@@ -114,7 +114,7 @@ impl ShareNode {
         }
     }
 
-    /// Keeps the objects of a node that is gone.
+    /// Keeps the objects of a node that is gone. Nobody asks for them before its loss is known.
     pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
         let mut table = self.promoted.lock();
         for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
@@ -135,7 +135,6 @@ impl ShareNode {
         for (word, channel) in image.channels.into_values().filter(|(word, _)| self.home_of(*word) == node) {
             self.promote_channel(node, word, channel, messages.remove(&word).unwrap_or_default());
         }
-        self.set_host(node, self.id);
     }
 
     /// Keeps a value of another partition that is under a lock, or in a channel.

@@ -4,7 +4,7 @@
 use super::{NodeId, ShareNode};
 use crate::message::{ShareMessage, ShareReply};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use farfield_core::dsm::{HomeTicket, OwnerWord};
+use farfield_core::dsm::{BorrowRoot, HomeTicket, OwnerWord};
 use serde::{Deserialize, Serialize};
 
 /// Step of an atomic number.
@@ -84,12 +84,16 @@ impl ShareNode {
                     false => ShareReply::Stale,
                 }
             }
+            ShareMessage::Withdraw { word, ticket: number } => {
+                self.withdraw(OwnerWord::from_bits(word)?, ticket(number));
+                ShareReply::Done
+            }
             ShareMessage::EndReceiver { word } => {
                 self.end_receiver(OwnerWord::from_bits(word)?);
                 ShareReply::Done
             }
-            ShareMessage::OutlastBorrowers { of, ticket: number } => {
-                let is_none = self.borrowers.lock().close(of, ticket(number));
+            ShareMessage::OutlastBorrowers { of, root, ticket: number } => {
+                let is_none = self.borrowers.lock().close(of, BorrowRoot::from_bits(root), ticket(number));
                 if is_none { ShareReply::Done } else { ShareReply::Waits }
             }
             ShareMessage::Answered { ticket: number, answer } => {

@@ -6,12 +6,15 @@ use super::{Here, NodeId, ShareNode, WaitCause, within};
 use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX};
 use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
-use crate::task::{QueuedTask, TaskEnd, UsedLoan, Waiting};
+use crate::task::{Borrows, QueuedTask, TaskEnd, TaskRefusal, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
 use farfield_core::dsm::{LoanPlace, NodeLoad, OwnerWord};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Greatest size of the root of a borrow in a message, in bytes.
+const ROOT_BYTES_MAX: usize = 10;
 
 /// Error: a task could not be sent for certain.
 struct Unsent {
@@ -35,7 +38,7 @@ impl ShareNode {
         to: NodeId,
         arguments: A,
         body: F,
-        is_scoped: bool,
+        borrows: Borrows,
     ) -> Result<Arc<Waiting>, NotStarted>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
@@ -44,9 +47,9 @@ impl ShareNode {
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
         if to == self.id {
-            return Ok(self.queue_task(body, arguments, false, is_scoped));
+            return Ok(self.queue_task(body, arguments, false, borrows));
         }
-        self.send_task(to, body, arguments, false, is_scoped).map_err(|Unsent { not_started, arguments }| {
+        self.send_task(to, body, arguments, false, borrows).map_err(|Unsent { not_started, arguments }| {
             if let Some(arguments) = arguments {
                 // SAFETY: the bytes of the arguments, which nobody else has.
                 drop(unsafe { arguments.as_ptr().cast::<A>().read_unaligned() });
@@ -60,7 +63,7 @@ impl ShareNode {
         self: &Arc<ShareNode>,
         arguments: A,
         body: F,
-        is_scoped: bool,
+        borrows: Borrows,
     ) -> Result<Arc<Waiting>, NotStarted>
     where
         F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
@@ -68,17 +71,17 @@ impl ShareNode {
         R: Far,
     {
         let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
-        if arguments.len() > VALUE_BYTES_MAX {
-            return Ok(self.queue_task(body, arguments, false, is_scoped));
+        if arguments.len() + borrows_bytes(&borrows) > VALUE_BYTES_MAX {
+            return Ok(self.queue_task(body, arguments, false, borrows));
         }
         let others = self.peers.loads().filter(|(node, ..)| *node != self.id).map(|(node, heard, _)| (node.0, heard));
         let Some(to) = NodeLoad::place(self.workers.load(), others).map(NodeId) else {
-            return Ok(self.queue_task(body, arguments, true, is_scoped));
+            return Ok(self.queue_task(body, arguments, true, borrows));
         };
         self.peers.note_given(to);
-        match self.send_task(to, body, arguments, true, is_scoped) {
+        match self.send_task(to, body, arguments, true, borrows.clone()) {
             Ok(waiting) => Ok(waiting),
-            Err(Unsent { arguments: Some(arguments), .. }) => Ok(self.queue_task(body, arguments, true, is_scoped)),
+            Err(Unsent { arguments: Some(arguments), .. }) => Ok(self.queue_task(body, arguments, true, borrows)),
             Err(unsent) => Err(unsent.not_started),
         }
     }
@@ -89,10 +92,13 @@ impl ShareNode {
         body: ShippedCode,
         arguments: Vec<u8>,
         may_move: bool,
-        is_scoped: bool,
+        borrows: Borrows,
     ) -> Arc<Waiting> {
         let (number, waiting) = self.joins.expect(self.id, WaitCause::Task, body);
-        self.workers.submit(self, QueuedTask { origin: self.id, number, body, arguments, may_move, is_scoped });
+        self.workers.submit(
+            self,
+            QueuedTask { origin: self.id, number, body, arguments, may_move, borrows, bytes_of_other: None },
+        );
         if may_move {
             self.seek_room();
         }
@@ -106,15 +112,14 @@ impl ShareNode {
         body: ShippedCode,
         arguments: Vec<u8>,
         if_room: bool,
-        is_scoped: bool,
+        borrows: Borrows,
     ) -> Result<Arc<Waiting>, Unsent> {
         let (number, waiting) = self.joins.expect(to, WaitCause::Task, body);
         count(&self.counters.spawns, 1);
         // SAFETY: the bytes of the arguments, which nobody else has.
         self.stage(|| unsafe { body.owned_by(&arguments, true) });
-        let body = body.reference();
-        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, is_scoped, arguments: &arguments })
-        {
+        let (body, borrows) = (body.reference(), self.lend(&borrows));
+        match self.ask_to_run(to, ShareMessage::Spawn { task: number, body, if_room, borrows, arguments: &arguments }) {
             Ok(()) => Ok(waiting),
             Err(Unanswered { error, may_have_arrived: true }) => {
                 if matches!(error, ShareError::NodeLost { .. }) {
@@ -132,11 +137,17 @@ impl ShareNode {
     /// Asks a node to take a task. It is not taken if the node has no room (`Refused`).
     fn ask_to_run(&self, to: NodeId, task: ShareMessage<'_>) -> Result<(), Unanswered> {
         let taken = self.peers.ask(self, to, task, |reply| match reply {
-            ShareReply::Done => Some(true),
-            ShareReply::NoPlace => Some(false),
+            ShareReply::Done => Some(Ok(())),
+            ShareReply::NoPlace => Some(Err(ShareError::Refused { node: to })),
+            ShareReply::TooMuch(TaskRefusal::Tasks { tasks, most }) => {
+                Some(Err(ShareError::TooManyTasks { node: to, tasks, most }))
+            }
+            ShareReply::TooMuch(TaskRefusal::Bytes { bytes, limit_bytes }) => {
+                Some(Err(ShareError::TooManyArguments { node: to, bytes, limit_bytes }))
+            }
             _ => None,
         })?;
-        if taken { Ok(()) } else { Err(ShareError::Refused { node: to }.into()) }
+        Ok(taken?)
     }
 
     /// Gives a node a task that waits here, if there is one.
@@ -152,8 +163,8 @@ impl ShareNode {
         count(&self.counters.given_tasks, 1);
         // SAFETY: the bytes of the arguments, which nobody else has.
         self.stage(|| unsafe { task.body.owned_by(&task.arguments, true) });
-        let (number, body, is_scoped) = (task.number, task.body.reference(), task.is_scoped);
-        let message = ShareMessage::Spawn { task: number, body, if_room: true, is_scoped, arguments: &task.arguments };
+        let (number, body, borrows) = (task.number, task.body.reference(), self.lend(&task.borrows));
+        let message = ShareMessage::Spawn { task: number, body, if_room: true, borrows, arguments: &task.arguments };
         match self.ask_to_run(to, message) {
             // Whether a silent node runs it is known when it says how it ended, or is gone.
             Ok(()) | Err(Unanswered { may_have_arrived: true, .. }) => {}
@@ -203,40 +214,41 @@ impl ShareNode {
         needy.into_iter().for_each(|node| self.outbox.tell(node, ShareMessage::Load));
     }
 
-    /// Takes a task from another node, which is counted if it is scoped. Returns whether there is such code.
+    /// Takes a task from another node, which is counted if it has borrows. Returns `None` if there is no such code.
     pub(crate) fn submit(
         self: &Arc<ShareNode>,
         origin: NodeId,
         number: u64,
         body: CodeRef,
-        is_scoped: bool,
+        borrows: Borrows,
         arguments: &[u8],
-    ) -> bool {
+    ) -> Option<Result<(), TaskRefusal>> {
         let Some(body) = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())
         else {
-            if is_scoped {
-                self.end_borrower(origin);
-            }
-            return false;
+            self.end_borrower(origin, &borrows);
+            return None;
         };
         let arguments = arguments.to_vec();
-        self.workers.submit(self, QueuedTask { origin, number, body, arguments, may_move: false, is_scoped });
-        true
+        let counted = borrows.clone();
+        let task = QueuedTask { origin, number, body, arguments, may_move: false, borrows, bytes_of_other: None };
+        let taken = self.workers.submit_of_other(self, task, self.near_bytes);
+        if taken.is_err() {
+            self.end_borrower(origin, &counted);
+        }
+        Some(taken)
     }
 
     /// Runs a task and says how it ended to the node that waits.
     pub(crate) fn run_task(self: &Arc<ShareNode>, task: QueuedTask) {
-        let QueuedTask { origin, number, body, arguments, is_scoped, .. } = task;
+        let QueuedTask { origin, number, body, arguments, borrows, .. } = task;
         let (ended, used) = within(self, true, || {
-            let here = Here::at(self);
+            let here = Here::of_task(self, borrows.clone().unwrap_or_default());
             // SAFETY: the bytes of the arguments of a task of this code, which runs once.
             let ended = unsafe { body.run(&here, &arguments) };
             here.leave_locks();
             (ended, here.take_loans())
         });
-        if is_scoped && origin != self.id {
-            self.end_borrower(origin);
-        }
+        self.end_borrower(origin, &borrows);
         self.workers.while_ending(|| {
             self.end_task(origin, number, ended.map_err(|panic| text_of(&*panic)), &used);
         });
@@ -245,9 +257,7 @@ impl ShareNode {
     /// Ends a task that cannot be run.
     pub(crate) fn refuse_task(self: &Arc<ShareNode>, task: QueuedTask, error: &std::io::Error) {
         let message = format!("node {} cannot start a thread: {error}", self.id);
-        if task.is_scoped && task.origin != self.id {
-            self.end_borrower(task.origin);
-        }
+        self.end_borrower(task.origin, &task.borrows);
         self.end_task(task.origin, task.number, Err(message), &HashMap::new());
     }
 
@@ -347,6 +357,11 @@ impl ShareNode {
         };
         waiting.put(TaskEnd { result, loans });
     }
+}
+
+/// Returns how many bytes the roots of borrows take in a message, at most.
+fn borrows_bytes(borrows: &Borrows) -> usize {
+    borrows.as_ref().map_or(0, |roots| roots.len() * ROOT_BYTES_MAX)
 }
 
 /// Returns what a panic says.

@@ -6,7 +6,7 @@ use crate::node::AtomicStep;
 use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
 use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
-use farfield_core::dsm::{HomeTicket, OwnerWord};
+use farfield_core::dsm::{HomeTicket, OwnerWord, WithdrawnTickets};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -290,14 +290,13 @@ impl ShareNode {
     ///
     /// If the home dies and another node keeps the lock or the channel since, that one is asked with the same
     /// number: it knows what was answered to this wait before. On another error that leaves open whether the
-    /// home has answered, `undo` makes the message that takes the wish back; the home gets it sooner or later.
+    /// home has answered, the wish is taken back; the home hears that sooner or later.
     pub(crate) fn wait_at_home<'m>(
         &self,
         word: OwnerWord,
         cause: impl FnOnce(OwnerWord) -> WaitCause,
         limit: WaitLimit,
         request: impl Fn(u64) -> ShareMessage<'m>,
-        undo: impl Fn(u64) -> ShareMessage<'static>,
     ) -> Result<(u64, WaitAnswer), Unanswered> {
         let (started, cause) = (Instant::now(), cause(word));
         let mut home = self.host_of(word);
@@ -311,7 +310,7 @@ impl ShareNode {
             let is_lost = matches!(unanswered.error, ShareError::NodeLost { .. });
             let host = self.host_of(word);
             if !is_lost && unanswered.may_have_arrived {
-                self.outbox.tell(home, undo(number));
+                self.outbox.tell(home, ShareMessage::Withdraw { word: word.bits(), ticket: number });
             }
             if matches!(unanswered.error, ShareError::Stale { .. }) && self.is_promoted(word) {
                 // It was not in the backup, so it was not asked for just now.
@@ -355,6 +354,30 @@ impl ShareNode {
             },
         };
         answer.map_err(|error| Unanswered { error, may_have_arrived: true })
+    }
+
+    /// Takes back what a ticket of this node has asked of a lock or a channel, wherever that is kept now. Never waits.
+    pub(super) fn withdraw_there(&self, word: OwnerWord, number: u64) {
+        let host = self.host_of(word);
+        if host == self.id {
+            self.withdraw(word, HomeTicket { node: self.id.0, number });
+        } else {
+            self.outbox.tell(host, ShareMessage::Withdraw { word: word.bits(), ticket: number });
+        }
+    }
+
+    /// Takes back what a ticket has asked for, whether that has arrived or not.
+    pub(super) fn withdraw(&self, word: OwnerWord, ticket: HomeTicket) {
+        // Whoever asks looks here first, so the request is found in one of the two places.
+        self.withdrawn().withdraw(ticket);
+        if self.cancel_channel(word, ticket) || self.leave_lock(word, ticket) {
+            self.withdrawn().take(ticket);
+        }
+    }
+
+    /// Returns the tickets that were withdrawn before their requests have arrived.
+    pub(super) fn withdrawn(&self) -> MutexGuard<'_, WithdrawnTickets> {
+        self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a message to a home, which may be this node.

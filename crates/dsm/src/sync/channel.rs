@@ -142,9 +142,7 @@ impl<T: Far> Sender<T> {
             let (may_wait, settled) = (limit.may_wait(), here.node().tickets.settled(self.word));
             ShareMessage::Send { word, ticket, settled, may_wait, value: Cow::Borrowed(&bytes) }
         };
-        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
-            ShareMessage::Cancel { word, ticket }
-        });
+        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request);
         // SAFETY: the bytes of the value, which the channel does not have, and which are used once.
         let value = || unsafe { bytes.as_ptr().cast::<T>().read_unaligned() };
         match answer {
@@ -220,9 +218,7 @@ impl<T: Far> Receiver<T> {
             let (may_wait, settled) = (limit.may_wait(), here.node().tickets.settled(self.word));
             ShareMessage::Receive { word, ticket, settled, may_wait }
         };
-        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request, |ticket| {
-            ShareMessage::Cancel { word, ticket }
-        });
+        let answer = here.node().wait_at_home(self.word, WaitCause::Channel, limit, request);
         match answer.map_err(|unanswered| unanswered.error)?.1 {
             WaitAnswer::Received(bytes) if bytes.len() == size_of::<T>() => {
                 // SAFETY: the bytes of a value that was sent, which nobody else has.

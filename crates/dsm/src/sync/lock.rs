@@ -79,7 +79,8 @@ impl<T: Far> LockedValue<T> {
             address
         };
         let forgotten = if is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
-        here.record_lock(number, HeldLock { word, forgotten });
+        let may_lend = mode == LockMode::Shared && needs_drop::<T>();
+        here.record_lock(number, HeldLock { word, forgotten, may_lend });
         Ok(Some(LockHold { word, number, value: value.cast(), brought, was_left }))
     }
 
@@ -94,8 +95,7 @@ impl<T: Far> LockedValue<T> {
     ) -> Result<(u64, WaitAnswer), ShareError> {
         let may_wait = limit.may_wait();
         let request = |ticket| ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked };
-        let undo = |ticket| ShareMessage::Unlock { word: word.bits(), ticket, end: LockEnd::Released(None) };
-        here.node().wait_at_home(word, WaitCause::Lock, limit, request, undo).map_err(|unanswered| unanswered.error)
+        here.node().wait_at_home(word, WaitCause::Lock, limit, request).map_err(|unanswered| unanswered.error)
     }
 
     fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {

@@ -10,4 +10,4 @@ pub use join::TaskHandle;
 pub(crate) use join::{OpenJoins, Waiting};
 pub use scope::{Lent, LentMut, Owner, OwnerMut, ScopedHandle, TaskScope, scope};
 pub(crate) use scope::{UsedLoan, sealed};
-pub(crate) use workers::{QueuedTask, Workers};
+pub(crate) use workers::{Borrows, QueuedTask, TaskRefusal, Workers};

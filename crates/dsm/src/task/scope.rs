@@ -5,6 +5,7 @@
 //! from which the object was brought. So if the borrower's node dies, the lender has what it lent.
 #![allow(unsafe_code, reason = "words come home to owners that the scope has borrowed")]
 
+use super::Borrows;
 use super::join::{TaskEnd, Waiting};
 use crate::message::LOANS_MAX;
 use crate::node::NotStarted;
@@ -15,7 +16,7 @@ use crate::{
 };
 use core::cell::RefCell;
 use core::marker::PhantomData;
-use farfield_core::dsm::{LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
+use farfield_core::dsm::{BorrowRoot, LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -67,6 +68,8 @@ pub struct TaskScope<'s, 'env: 's> {
 struct OpenTask {
     waiting: Arc<Waiting>,
     loans: Vec<u64>,
+    /// Root of what the task may have borrowed.
+    root: BorrowRoot,
 }
 
 /// An owner that is lent. The scope has borrowed it mutably.
@@ -129,7 +132,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn(node, arguments, body, true))
+        self.start(arguments, |arguments, borrows| self.here.node().spawn(node, arguments, body, borrows))
     }
 
     /// Starts a task where there is room for it, as [`Here::spawn`] does, with loans of this scope.
@@ -139,23 +142,24 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         A: Portable + 's,
         R: Far,
     {
-        self.start(arguments, |arguments| self.here.node().spawn_anywhere(arguments, body, true))
+        self.start(arguments, |arguments, borrows| self.here.node().spawn_anywhere(arguments, body, borrows))
     }
 
     fn start<A: Portable + 's, R: Far>(
         &'s self,
         arguments: A,
-        spawn: impl FnOnce(A) -> Result<Arc<Waiting>, NotStarted>,
+        spawn: impl FnOnce(A, Borrows) -> Result<Arc<Waiting>, NotStarted>,
     ) -> Result<ScopedHandle<'s, R>, ShareError> {
         let mut loans = Vec::new();
         arguments.visit_loans(&mut |number| loans.push(number));
         if loans.len() > LOANS_MAX {
             return Err(ShareError::TooManyLoans { loans: loans.len(), most: LOANS_MAX });
         }
+        let (root, roots) = self.here.lend();
         let open = |waiting: &Arc<Waiting>| {
-            self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans });
+            self.tasks.borrow_mut().push(OpenTask { waiting: waiting.clone(), loans, root });
         };
-        match spawn(arguments) {
+        match spawn(arguments, Some(roots)) {
             Ok(waiting) => {
                 open(&waiting);
                 let (here, tasks, loans) = (self.here, &self.tasks, &self.loans);
@@ -177,7 +181,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
         loop {
             let Some(task) = self.tasks.borrow_mut().pop() else { break };
             let end = task.waiting.wait(self.here.node());
-            settle(self.here, &self.loans, &task.loans, &end);
+            settle(self.here, &self.loans, &task, &end);
             if let Err(error) = end.result {
                 ended = ended.and(Err(error));
             }
@@ -194,11 +198,11 @@ impl<'s, 'env> TaskScope<'s, 'env> {
 }
 
 /// Takes back the loans of a task that has ended.
-fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, loans: &[u64], end: &TaskEnd) {
+fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, task: &OpenTask, end: &TaskEnd) {
     match &end.result {
         Err(JoinError::Share(ShareError::NodeLost { node })) => {
-            here.node().outlast_borrowers(*node);
-            loans.iter().for_each(|number| lose(here, open, *number, true));
+            here.node().outlast_borrowers(*node, task.root);
+            task.loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
             for (number, used) in &end.loans {
@@ -281,7 +285,7 @@ impl<R: Far> ScopedHandle<'_, R> {
         let task = position.map(|position| self.tasks.borrow_mut().swap_remove(position));
         let end = self.waiting.wait(self.here.node());
         if let Some(task) = task {
-            settle(self.here, self.loans, &task.loans, &end);
+            settle(self.here, self.loans, &task, &end);
         }
         // SAFETY: the handle was made with the code of a task that returns this type.
         end.result.map(|value| unsafe { value.into_result() })

@@ -3,7 +3,8 @@
 use super::code::ShippedCode;
 use crate::NodeId;
 use crate::node::ShareNode;
-use farfield_core::dsm::NodeLoad;
+use farfield_core::dsm::{BorrowRoot, NodeLoad};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,8 +20,22 @@ pub(crate) struct QueuedTask {
     pub(crate) arguments: Vec<u8>,
     /// Whether it may begin at another node.
     pub(crate) may_move: bool,
-    /// Whether its arguments may have borrows of a task of that node.
-    pub(crate) is_scoped: bool,
+    pub(crate) borrows: Borrows,
+    /// Bytes of the task, if another node has sent it.
+    pub(crate) bytes_of_other: Option<u64>,
+}
+
+/// Roots of the borrows that a task may have of the one that has started it; `None` if it can have none.
+pub(crate) type Borrows = Option<Arc<[BorrowRoot]>>;
+
+/// Most tasks of other nodes that wait at a node.
+pub(crate) const TASKS_OF_OTHERS_MAX: u64 = 1 << 16;
+
+/// Refusal of a task of another node: what has not begun would be so much with it, and the most that it may be.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub(crate) enum TaskRefusal {
+    Tasks { tasks: u64, most: u64 },
+    Bytes { bytes: u64, limit_bytes: u64 },
 }
 
 /// Time for which a thread waits for the next task before it ends.
@@ -47,6 +62,9 @@ struct Queue {
     ending: usize,
     /// Tasks of these that may begin at another node.
     movable: usize,
+    /// Tasks of these that other nodes have sent, and their bytes.
+    of_others: u64,
+    bytes_of_others: u64,
     /// Number of the last statement about the load.
     stamp: u64,
 }
@@ -64,6 +82,10 @@ impl Queue {
     fn take(&mut self, index: usize) -> Option<QueuedTask> {
         let task = self.tasks.remove(index)?;
         self.movable -= usize::from(task.may_move);
+        if let Some(bytes) = task.bytes_of_other {
+            self.of_others -= 1;
+            self.bytes_of_others -= bytes;
+        }
         Some(task)
     }
 }
@@ -118,7 +140,29 @@ impl Workers {
         self.most
     }
 
-    /// Queues a task. Never waits.
+    /// Queues a task of another node, if those that have not begun take at most so many bytes with it.
+    pub(crate) fn submit_of_other(
+        &self,
+        node: &Arc<ShareNode>,
+        task: QueuedTask,
+        limit_bytes: u64,
+    ) -> Result<(), TaskRefusal> {
+        let more = (task.arguments.len() + task.borrows.as_ref().map_or(0, |roots| size_of_val(&**roots))) as u64;
+        let mut queue = self.lock();
+        let (tasks, bytes) = (queue.of_others + 1, queue.bytes_of_others + more);
+        if tasks > TASKS_OF_OTHERS_MAX {
+            return Err(TaskRefusal::Tasks { tasks, most: TASKS_OF_OTHERS_MAX });
+        }
+        if bytes > limit_bytes {
+            return Err(TaskRefusal::Bytes { bytes, limit_bytes });
+        }
+        (queue.of_others, queue.bytes_of_others) = (tasks, bytes);
+        queue.tasks.push_back(QueuedTask { bytes_of_other: Some(more), ..task });
+        self.start(node, &mut queue);
+        Ok(())
+    }
+
+    /// Queues a task of this node. Never waits.
     pub(crate) fn submit(&self, node: &Arc<ShareNode>, task: QueuedTask) {
         let mut queue = self.lock();
         queue.movable += usize::from(task.may_move);

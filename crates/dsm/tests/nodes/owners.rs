@@ -7,8 +7,8 @@ use crate::support::{
 };
 use crate::survival::kill_process;
 use farfield_dsm::{
-    DArc, DAtomic, DBox, DRwLock, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError, Owner,
-    ShareError, scope,
+    DArc, DAtomic, DBox, DMutex, DRwLock, Far, Here, JoinError, LentMut, Mut, NodeBuilder, NodeId, NodeStartError,
+    Owner, ShareError, channel, scope,
 };
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
@@ -44,6 +44,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_loan_that_came_home_meanwhile_is_as_it_was", 2, a_loan_that_came_home_meanwhile_is_as_it_was),
     ("a_loan_of_a_dead_node_is_as_it_was_or_lost", 4, a_loan_of_a_dead_node_is_as_it_was_or_lost),
     ("a_scope_waits_for_tasks_that_a_dead_node_has_started", 4, a_scope_waits_for_tasks_that_a_dead_node_has_started),
+    ("a_scope_waits_for_no_task_that_waits_for_it", 3, a_scope_waits_for_no_task_that_waits_for_it),
     ("a_lock_waits_for_those_to_whom_a_dead_reader_has_lent", 4, a_lock_waits_for_those_to_whom_a_dead_reader_has_lent),
 ];
 
@@ -760,10 +761,10 @@ fn a_loan_that_came_home_meanwhile_is_as_it_was(here: &Here<'_>) -> Checked {
 }
 
 /// Tasks that look at their loans, of those the ones that have ended, and whether they shall end.
-type Signals = (DAtomic<u64>, DAtomic<u64>, DAtomic<bool>);
+pub(crate) type Signals = (DAtomic<u64>, DAtomic<u64>, DAtomic<bool>);
 
 /// Looks at a loan until it is told to end.
-fn look_at(here: &Here<'_>, number: &u64, signals: &DArc<Signals>) -> Result<(), ShareError> {
+pub(crate) fn look_at(here: &Here<'_>, number: &u64, signals: &DArc<Signals>) -> Result<(), ShareError> {
     let (looking, ended, shall_end) = signals.get(here)?;
     looking.fetch_add(here, 1)?;
     let started = Instant::now();
@@ -827,6 +828,43 @@ fn a_scope_waits_for_tasks_that_a_dead_node_has_started(here: &Here<'_>) -> Chec
         assert_eq!(*number.get(here)?, 8);
     }
     ends.join(here)??;
+    Ok(())
+}
+
+/// A scope has lost a task, and holds a lock. A task waits for the lock that the dead node has sent for another scope.
+fn a_scope_waits_for_no_task_that_waits_for_it(here: &Here<'_>) -> Checked {
+    const BETWEEN: NodeId = NodeId(1);
+    const LOST: ShareError = ShareError::NodeLost { node: BETWEEN };
+    let process = at(here, BETWEEN, (), |_, ()| std::process::id())?;
+    let lock = DArc::new(here, DMutex::new(here, 1u64)?)?;
+    let (asks, asked) = channel::<u64>(here, 1)?;
+    let guard = lock.get(here)?.lock(here)?;
+    let other = here.spawn_to(BETWEEN, (lock.try_clone(here)?, asks), |here, (lock, asks)| {
+        let ended = scope(here, |s| {
+            let task = s.spawn_to(NodeId(2), (s.lend(&lock), asks), |here, (lock, asks)| {
+                asks.send(here, 1).map_err(|_| ShareError::Lost)?;
+                *lock.get(here)?.lock(here)? += 1;
+                Ok::<_, ShareError>(())
+            });
+            task?.join()
+        });
+        ended??
+    })?;
+    assert_eq!(asked.recv(here), Ok(1));
+    let mut number = here.alloc(7u64)?;
+    let lost = scope(here, |s| {
+        let task = s.spawn_to(BETWEEN, (s.lend_mut(&mut number),), |_, (lent,)| {
+            until(|| false);
+            let _ = lent;
+        })?;
+        kill_process(process);
+        task.join()
+    });
+    assert_eq!(last_of(lost), Err(LOST.into()));
+    assert_eq!((*number.get(here)?, *guard), (7, 1));
+    drop(guard);
+    until(|| lock.get(here).and_then(|lock| lock.lock(here).map(|number| *number)) == Ok(2));
+    assert_eq!(other.join(here), Err(LOST.into()));
     Ok(())
 }
 

@@ -4,10 +4,11 @@
 //! two halves; a free that is done twice; objects that nobody frees any more; a lock with two holders, or with
 //! a holder that nobody knows, or whose value was not released; a value of a channel that arrives twice, or never.
 
+use crate::owners::{Signals, look_at};
 use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
 use farfield_dsm::{
-    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, FarGroup, Here, NodeBuilder, NodeId, Receiver, RecvError,
-    SendError, Sender, ShareError, TBox, channel, run, scope,
+    DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, FarGroup, Here, Lent, NodeBuilder, NodeId, Receiver,
+    RecvError, SendError, Sender, ShareError, TBox, channel, run, scope,
 };
 use farfield_server::{Config, Server};
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_changed_group_is_as_it_was_handed_over_last", 2, a_changed_group_is_as_it_was_handed_over_last),
     ("random_groups_are_whole_when_their_node_is_killed", 3, random_groups_are_whole_when_their_node_is_killed),
     ("a_channel_outlives_its_home", 3, a_channel_outlives_its_home),
+    ("what_the_home_has_received_does_not_arrive_again", 2, what_the_home_has_received_does_not_arrive_again),
     ("waits_for_a_channel_outlive_its_home", 3, waits_for_a_channel_outlive_its_home),
     ("who_receives_at_the_home_is_gone_with_it", 3, who_receives_at_the_home_is_gone_with_it),
     ("random_values_arrive_once_when_their_home_is_killed", 3, random_values_arrive_once_when_their_home_is_killed),
@@ -33,6 +35,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("what_was_not_released_is_not_there", 3, what_was_not_released_is_not_there),
     ("a_lock_without_an_owner_holds_up_nobody", 3, a_lock_without_an_owner_holds_up_nobody),
     ("holders_die_before_and_after_the_home", 4, holders_die_before_and_after_the_home),
+    ("a_promoted_lock_waits_for_what_dead_readers_have_lent", 4, a_promoted_lock_waits_for_what_dead_readers_have_lent),
     ("random_locks_count_right_when_their_home_is_killed", 3, random_locks_count_right_when_their_home_is_killed),
     ("what_was_freed_is_not_kept", 2, what_was_freed_is_not_kept),
     ("promoted_objects_are_dropped_with_what_they_own", 3, promoted_objects_are_dropped_with_what_they_own),
@@ -550,6 +553,23 @@ fn a_channel_outlives_its_home(here: &Here<'_>) -> Checked {
     Ok(())
 }
 
+/// Tasks of a channel's home receive one value after the other, and say so. Nothing else has changed there.
+fn what_the_home_has_received_does_not_arrive_again(here: &Here<'_>) -> Checked {
+    let (sender, mut receiver) = at(here, DEAD, (), |here, ()| channel::<u64>(here, 8))??;
+    (1..=4).for_each(|number| sender.send(here, number).expect("there is room"));
+    for expected in 1..=3 {
+        let received = at(here, DEAD, (receiver,), |here, (receiver,)| {
+            let number = receiver.recv(here);
+            (number, receiver)
+        })?;
+        assert_eq!(received.0, Ok(expected));
+        receiver = received.1;
+    }
+    kill(here)?;
+    assert_eq!(receiver.recv(here), Ok(4));
+    Ok(())
+}
+
 /// Senders to a full channel and receivers of an empty one wait on where it is kept since.
 fn waits_for_a_channel_outlive_its_home(here: &Here<'_>) -> Checked {
     for bound in [0usize, 2] {
@@ -934,6 +954,69 @@ fn holders_die_before_and_after_the_home(here: &Here<'_>) -> Checked {
         assert_eq!(owning.lock(here).map(drop), Err(ShareError::Lost), "{index}");
     }
     holders.into_iter().for_each(|(task, never)| drop((task.join(here), never)));
+    Ok(())
+}
+
+/// A reader at the home of a lock, and one at another node, lend what the values own, and die with the home. Whoever
+/// writes next comes after the borrowers. A task that the dead reader's node has sent is among those who write.
+fn a_promoted_lock_waits_for_what_dead_readers_have_lent(here: &Here<'_>) -> Checked {
+    type Lock = DRwLock<DBox<u64>>;
+    const READER: NodeId = NodeId(2);
+    let locks = at(here, DEAD, (), |here, ()| {
+        let lock = |here: &Here<'_>| DRwLock::new(here, here.alloc(7u64)?);
+        DArc::new(here, [lock(here)?, lock(here)?])
+    })??;
+    let made: Signals = (DAtomic::new(here, 0)?, DAtomic::new(here, 0)?, DAtomic::new(here, false)?);
+    let signals = DArc::new(here, made)?;
+    let (looking, ended, may_end) = signals.get(here)?;
+    let mut tasks = Vec::new();
+    // A borrower looks all the time, so there is one at a node.
+    for (reader, index, borrower) in [(DEAD, 0usize, here.id()), (READER, 1, NodeId(3))] {
+        let arguments = (locks.try_clone(here)?, index, borrower, signals.try_clone(here)?);
+        let reads = |here: &Here<'_>, (locks, index, borrower, signals): (DArc<[Lock; 2]>, usize, _, _)| {
+            let guard = locks.get(here)?[index].read(here)?;
+            let ended = scope(here, |s| {
+                let further = (s.lend(&*guard), signals);
+                s.spawn_to(borrower, further, |here, (lent, signals)| look_at(here, lent.get(here)?, &signals))?.join()
+            });
+            ended??
+        };
+        tasks.push(here.spawn_to(reader, arguments, reads)?);
+    }
+    until(|| looking.load(here) == Ok(2));
+    // It waits for its own node's task only if that had lent something of this lock.
+    let (wrote, written) = channel::<u64>(here, 1)?;
+    tasks.push(here.spawn_to(READER, (locks.try_clone(here)?, wrote), |here, (locks, wrote)| {
+        let ended = scope(here, |s| {
+            let further = (s.lend(&locks), wrote);
+            let task = s.spawn_to(NodeId(3), further, |here, (locks, wrote): (Lent<'_, [Lock; 2]>, _)| {
+                wrote.send(here, 0).map_err(|_| ShareError::Lost)?;
+                let mut guard = locks.get(here)?[1].write(here)?;
+                *guard.get_mut(here)? += 1;
+                wrote.send(here, 1).map_err(|_| ShareError::Lost)
+            });
+            task?.join()
+        });
+        ended??
+    })?);
+    assert_eq!(written.recv(here), Ok(0));
+    kill_node(here, READER)?;
+    kill(here)?;
+    let ends = here.spawn_to(here.id(), signals.try_clone(here)?, |here, signals| {
+        // Time for a lock that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        signals.get(here)?.2.store(here, true)
+    })?;
+    *locks.get(here)?[0].write(here)?.get_mut(here)? += 1;
+    assert!(may_end.load(here)?, "a task has borrowed what is written to");
+    *locks.get(here)?[1].write(here)?.get_mut(here)? += 1;
+    until(|| ended.load(here) == Ok(2));
+    assert_eq!(written.recv(here), Ok(1), "who writes waits for itself");
+    for (lock, expected) in locks.get(here)?.iter().zip([8, 9]) {
+        assert_eq!(*lock.read(here)?.get(here)?, expected);
+    }
+    ends.join(here)??;
+    tasks.into_iter().for_each(|task| assert!(task.join(here).is_err()));
     Ok(())
 }
 

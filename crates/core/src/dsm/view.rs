@@ -1,0 +1,138 @@
+//! View of a program's nodes: who is gone, and who keeps what they had stored, without I/O.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
+use serde::{Deserialize, Serialize};
+
+/// Cause for which a node counts as gone.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub enum LossCause {
+    /// Its process has ended, or its machine says that nobody listens there.
+    Ended,
+    /// It has not answered for so long.
+    Silent(Duration),
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LossCause::Ended => write!(f, "it has ended"),
+            LossCause::Silent(time) => write!(f, "it has not answered for {} s", time.as_secs_f64()),
+        }
+    }
+}
+
+/// Loss of a node: the step from one view to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct ViewChange {
+    /// Number of the node that is gone.
+    pub node: u16,
+    /// Number of the node that keeps what it had stored, if it had a backup.
+    pub host: Option<u16>,
+    /// Why it counts as gone.
+    pub cause: LossCause,
+}
+
+/// Expulsion of a node, as it is told.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Expulsion {
+    /// Number of the first view without the node.
+    pub view: u32,
+    /// Why it counts as gone.
+    pub cause: LossCause,
+}
+
+impl fmt::Display for Expulsion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "was expelled in view {}, since {}", self.view, self.cause)
+    }
+}
+
+/// View of the nodes: all changes since all were there, in order.
+///
+/// One process makes the changes, so there is one order of views, and the number of a view says which changes are in
+/// it. Every message and every answer carries the number of its sender's view. Whoever has an older one learns what is
+/// missing before it does what the message asks for, or uses the answer. So nobody is told what follows from the loss
+/// of a node before it knows of the loss.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct MemberView(Vec<ViewChange>);
+
+impl MemberView {
+    /// Returns the number of the view. The first one, in which all nodes are there, has the number 0.
+    pub fn number(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Begins the next view. Returns its number, or that in which the node was expelled before.
+    pub fn expel(&mut self, change: ViewChange) -> u32 {
+        if let Some(expulsion) = self.expulsion(change.node) {
+            return expulsion.view;
+        }
+        self.0.push(change);
+        self.number()
+    }
+
+    /// Returns the changes after a view.
+    pub fn since(&self, number: u32) -> &[ViewChange] {
+        self.0.get(number as usize..).unwrap_or_default()
+    }
+
+    /// Returns those of some changes after a view that are the next ones here: none if some before them are missing.
+    pub fn news(&self, after: u32, changes: &[ViewChange]) -> Vec<ViewChange> {
+        let known = self.number().checked_sub(after).map(|known| known as usize);
+        known.and_then(|known| changes.get(known..)).map_or_else(Vec::new, <[ViewChange]>::to_vec)
+    }
+
+    /// Returns when and why a node was expelled; `None` if it was not.
+    pub fn expulsion(&self, node: u16) -> Option<Expulsion> {
+        let at = self.0.iter().position(|change| change.node == node)?;
+        let cause = self.0.get(at)?.cause;
+        Some(Expulsion { view: u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1), cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    fn change(node: u16) -> ViewChange {
+        ViewChange { node, host: node.is_multiple_of(2).then_some(0), cause: LossCause::Ended }
+    }
+
+    #[test]
+    fn views_are_learned_in_order_whatever_arrives_twice_late_or_too_early() {
+        let mut all = MemberView::default();
+        assert_eq!([3, 1, 2, 3].map(|node| all.expel(change(node))), [1, 2, 3, 1]);
+        // Each piece of the changes, at each view.
+        for known in 0..=3u32 {
+            let view = MemberView(all.since(0)[..known as usize].to_vec());
+            for after in 0..=3u32 {
+                for end in after..=3 {
+                    let piece = &all.since(after)[..(end - after) as usize];
+                    let mut learned = view.clone();
+                    learned.0.extend(view.news(after, piece));
+                    let expected = if after <= known { known.max(end) } else { known };
+                    assert_eq!(learned.0, all.since(0)[..expected as usize], "{known}, {after}..{end}");
+                }
+            }
+        }
+        assert_eq!((all.since(3), all.since(9)), (&[][..], &[][..]));
+    }
+
+    #[test]
+    fn who_was_expelled_is_told_when_and_why() {
+        let mut view = MemberView::default();
+        view.expel(change(5));
+        view.expel(ViewChange { node: 2, host: None, cause: LossCause::Silent(Duration::from_millis(2500)) });
+        let told = [5, 2, 1].map(|node| view.expulsion(node).map(|expulsion| expulsion.to_string()));
+        let texts = [
+            "was expelled in view 1, since it has ended",
+            "was expelled in view 2, since it has not answered for 2.5 s",
+        ];
+        assert_eq!(told, [Some(texts[0].to_string()), Some(texts[1].to_string()), None]);
+        assert_eq!(vec![view.number()], [2]);
+    }
+}
