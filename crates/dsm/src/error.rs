@@ -56,7 +56,7 @@ pub enum ShareError {
         /// Most mutable loans of a task.
         most: usize,
     },
-    /// So many tasks of other nodes wait at the node that it takes no more. Nothing was started.
+    /// The node takes no more tasks of other nodes before some have begun. Nothing was started.
     #[error("node {node} lets {most} tasks of other nodes wait at most, and this one is number {tasks}")]
     TooManyTasks {
         /// Node that was asked.
@@ -134,7 +134,7 @@ pub enum JoinError {
     /// The task panicked.
     #[error("the task panicked: {message}")]
     Panicked {
-        /// What it said.
+        /// The text of the panic.
         message: String,
     },
     /// The result of the task cannot travel, or its node cannot be reached.
@@ -168,7 +168,7 @@ pub enum NodeStartError {
     Backup {
         /// URL of the server.
         url: String,
-        /// What is wrong, in words.
+        /// The reason, in words.
         problem: String,
     },
     /// A started process has ended, or is not there in time.

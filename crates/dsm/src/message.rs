@@ -29,7 +29,7 @@ pub(crate) const LOANS_MAX: usize = VALUE_BYTES_MAX / 2 / LOAN_BYTES;
 pub(crate) struct ViewNews {
     /// Number of the view.
     pub(crate) number: u32,
-    /// What has changed since the view of the reader, as far as that is known.
+    /// Changes since the view of the reader, as far as that is known.
     pub(crate) changes: Vec<ViewChange>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Letter<'a> {
     pub(crate) message: ShareMessage<'a>,
 }
 
-/// The same as it is written.
+/// A message as it is written.
 #[derive(Serialize, Debug)]
 pub(crate) struct LetterOut<'a, 'm> {
     pub(crate) sender: u16,
@@ -114,7 +114,7 @@ pub(crate) enum ShareMessage<'a> {
     View { after: u32, changes: Vec<ViewChange> },
     /// The backup of the sender is of no use any more.
     BackupLost,
-    /// So many bytes of an object are wanted, from an offset on.
+    /// A part of an object is wanted: bytes from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
     FetchGroup { word: u64, offset: u64, root: CodeRef },
@@ -166,7 +166,7 @@ pub(crate) enum ShareMessage<'a> {
     Receive { word: u64, ticket: u64, settled: u64, may_wait: bool },
     /// A wait for a lock or a channel is over.
     Cancel { word: u64, ticket: u64 },
-    /// What a lock or a channel was asked for is not wanted any more. The request may still be on its way.
+    /// A request to a lock or a channel is withdrawn. It may still be on its way.
     Withdraw { word: u64, ticket: u64 },
     /// The receiver of a channel was dropped.
     EndReceiver { word: u64 },
@@ -264,7 +264,7 @@ pub(crate) struct AnswerLetter<'a> {
 /// Answer to a message, without these.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum ShareReply<'a> {
-    /// It is done.
+    /// The request is done.
     Done,
     /// The bytes of the object.
     Bytes(&'a [u8]),
@@ -284,7 +284,7 @@ pub(crate) enum ShareReply<'a> {
     Invited(Invitation),
     /// All nodes are there, another process is that node, or the node has no room for the task.
     NoPlace,
-    /// So many tasks wait at the node that it takes no more.
+    /// The node takes no more tasks for now.
     TooMuch(TaskRefusal),
     /// An atomic number as it was before.
     Number(u64),

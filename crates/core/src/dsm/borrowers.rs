@@ -4,7 +4,7 @@ use super::{HomeTicket, OwnerWord, Partition};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-/// What a borrow comes from that travels with a scoped task: a task that was lent it, or a lock.
+/// The origin of a borrow that travels with a scoped task: a task that was lent it, or a lock.
 ///
 /// A task has the roots of all that it may have borrowed: of each scoped task before it, and itself, one, and of each
 /// lock that one of them has had for reading meanwhile, because what the value owns may be lent. Whoever waits for

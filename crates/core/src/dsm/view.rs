@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Cause for which a node counts as gone.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub enum LossCause {
-    /// Its process has ended, or its machine says that nobody listens there.
+    /// The process of the node has ended, or its machine says that nobody listens there.
     Ended,
-    /// It has not answered for so long.
+    /// The node has not answered for this time.
     Silent(Duration),
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Peers {
     peers: Box<[PeerNode]>,
     introduced: Condvar,
     addresses: Mutex<Vec<Option<NodeAddress>>>,
-    /// Who is gone. Its number is known without the lock.
+    /// The newest view of the members. Its number is known without the lock.
     view: Mutex<MemberView>,
     view_number: AtomicU32,
     /// Number of nodes that are gone.

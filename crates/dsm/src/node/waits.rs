@@ -261,7 +261,7 @@ impl Drop for OpenTicket<'_> {
 /// Time for which something that others hold or have to do is waited for.
 #[derive(Clone, Copy)]
 pub(crate) enum WaitLimit {
-    /// It is not waited for.
+    /// Nothing is waited for.
     None,
     /// The wait lasts for so long at most.
     Within(Duration),
