@@ -4,11 +4,9 @@
 //! Danger: a process that far memory is switched on in late has a past: threads, handlers, a heap. And an `enable()` that is refused
 //! must leave the process as it was.
 
-use farfield_tests::{
-    Command, Ended, Running, Scratch, Server, deep, farfield, project, python, python_command, python_program,
-};
+use farfield_tests::{Command, Ended, Running, Scratch, Server, deep, project, python, python_command, python_program};
 use farfield_tests::{skip, tier, wait_until};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -19,7 +17,9 @@ fn check(names: &[&str]) {
 }
 
 fn check_in(file: &str, names: &[&str]) {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let scratch = Scratch::new("situations");
     for name in names {
         let ended = python_command(&scratch, &[&python_program(file), name]).run();
@@ -34,7 +34,9 @@ fn assert_ok(name: &str, ended: &Ended) {
 
 #[test]
 fn libraries_beyond_their_budget_compute_the_same() {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let scratch = Scratch::new("jobs");
     let (near, rows) = tier(("24M", "300000"), ("64M", "3000000"));
     let job = |near: &str| python_command(&scratch, &[&python_program("jobs.py"), near, rows]).run();
@@ -45,7 +47,9 @@ fn libraries_beyond_their_budget_compute_the_same() {
 
 /// Runs recipes of the guide. Those whose module this machine does not have are skipped.
 fn follow(recipes: &[&str]) {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let scratch = Scratch::new("recipes");
     for recipe in recipes {
         let ended = python_command(&scratch, &[&python_program("recipes.py"), recipe]).run();
@@ -63,7 +67,9 @@ fn processes_of_a_job_follow_the_recipes() {
 
 #[test]
 fn the_tutorial_can_be_followed() {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let scratch = Scratch::new("tutorial");
     let notebook = project().join("python/examples/tutorial.ipynb");
     let notebook = notebook.to_str().expect("UTF-8");
@@ -121,7 +127,9 @@ fn placed_arrays_travel_and_follow_contexts() {
 
 #[test]
 fn a_program_outlives_its_keeper_if_its_server_is_another_one() {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let scratch = Scratch::new("keeper");
     let server = Server::start(&scratch, "server", ["--capacity", "512M"]);
     let ended = python_command(&scratch, &[&python_program("situations.py"), "keeper", server.url()]).run();

@@ -31,9 +31,8 @@ const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
 /// Largest window of a stream whose pages come too late, in pages.
 const LATE_MAX: u32 = 512;
-/// Largest window of a stream whose uses are not seen, in pages. It hides a latency of a fifth of
-/// the time that the thread works on them.
-const UNSEEN_MAX: u32 = 1024;
+/// Largest window of a stream whose uses are not seen, in pages.
+const UNSEEN_MAX: u32 = 256;
 /// Share of its time, inverse, for which a thread may wait before windows grow further.
 const WAITING_SHARE: u64 = 5;
 /// Number of pages that a stream may pass over for each that is used. A stream ends above it,
@@ -470,7 +469,7 @@ mod tests {
     fn a_scan_that_catches_up_keeps_the_link_busy() {
         // A link brings a page in each unit of time, `latency` units after it was asked for. The thread needs one in
         // each. Uses of pages that are there are not seen.
-        for latency in [0u64, 10, 100, 200] {
+        for latency in [0u64, 10, 40, 60] {
             let (mut prefetcher, mut due) = (Prefetcher::new(), alloc::collections::BTreeMap::<u64, u64>::new());
             let (mut now, mut link_free, mut worked, mut hits, mut brought) = (0u64, 0u64, 0, 0, 0);
             for page in 0..20_000u64 {
@@ -483,7 +482,7 @@ mod tests {
                 let ahead = match due.get(&page).copied() {
                     Some(at) if at <= now => continue,
                     Some(at) => {
-                        let ahead = prefetcher.on_late_fault(page, 1024).unwrap_or_default();
+                        let ahead = prefetcher.on_late_fault(page, 512).unwrap_or_default();
                         let asked = now;
                         now = at;
                         (ahead, asked)

@@ -105,7 +105,7 @@ fn fault_in_for(runtime: &Runtime, page: PageId, write: bool, context: Option<&C
         match word.fault().1 {
             FaultAction::Retry => break wait.has_waited(),
             FaultAction::Wait => {
-                if word.state() == State::Loading && !wait.has_waited() {
+                if word.state() == State::Loading && !wait.has_waited() && !runtime.armed().store.is_mapped() {
                     ask_further(runtime, me, page, context);
                 }
                 wait_for(runtime, &mut wait);
@@ -201,11 +201,14 @@ fn ask_further(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageI
     }
 }
 
-/// Returns the most pages to bring ahead: an eighth of the budget, and half of what this process
-/// has of it.
+/// Returns the most pages to bring ahead: a small window as long as it is at most an eighth of the
+/// budget and half of what this process has of it. Larger ones may have a sixteenth of that, because
+/// all threads of all processes of a job may have one, and lane buffers for it.
 fn ahead_max(runtime: &Runtime) -> u32 {
+    const SMALL_WINDOW: u32 = 64;
     let near = believed(&runtime.slot().near_bytes).max(0);
-    ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES) as u32
+    let pages = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES) as u32;
+    pages.min(SMALL_WINDOW.max(pages / 16))
 }
 
 /// Runs of pages that come together: the first page, and the number of pages.

@@ -30,7 +30,7 @@ use farfield_pool::{
 const LANES: usize = 3;
 /// Number of one-page buffers of a lane; `RUNS` is that of longer ones.
 const SINGLES: usize = 32;
-const RUNS: usize = 64;
+const RUNS: usize = 16;
 /// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
