@@ -31,6 +31,9 @@ const LANES: usize = 3;
 /// Number of one-page buffers of a lane; `RUNS` is that of longer ones.
 const SINGLES: usize = 32;
 const RUNS: usize = 16;
+/// Number of longer buffers in use from which the evictor waits: pages that it writes are near until
+/// the pool has them.
+const EGRESS_RUNS: usize = 6;
 /// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
@@ -75,6 +78,11 @@ impl Spare {
             return Some(Buffer::new(pages));
         }
         self.free.pop()
+    }
+
+    /// Returns the number of buffers in use, of this many in all.
+    fn used(&self, all: usize) -> usize {
+        all - self.unmade - self.free.len()
     }
 }
 
@@ -368,8 +376,12 @@ pub struct EgressWriter<'a> {
 }
 
 impl EgressWriter<'_> {
-    /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if all are in use.
+    /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if too many are in
+    /// use.
     pub fn buffer(&mut self, pages: usize) -> Buffer {
+        while pages > 1 && self.channel.runs.used(RUNS) >= EGRESS_RUNS {
+            self.channel.advance(self.store);
+        }
         let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
         buffer.set_pages(pages);
         buffer
