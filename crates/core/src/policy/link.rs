@@ -203,7 +203,7 @@ mod tests {
                 None => PrefetchTimeliness::Missing,
             };
             let ahead = match self.stream.on_use(page, timeliness, 512) {
-                None if timeliness != PrefetchTimeliness::InTime => self.stream.on_fault(page),
+                None if timeliness != PrefetchTimeliness::InTime => self.stream.on_fault(page, u32::MAX),
                 ahead => ahead.unwrap_or_default(),
             };
             let wanted = (1..=ahead.count.into()).map(|step| page + step);

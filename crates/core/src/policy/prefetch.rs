@@ -149,18 +149,18 @@ impl Prefetcher {
         core::mem::take(&mut self.hits)
     }
 
-    /// Takes a fault of the thread on `page`; returns what to bring with it.
-    pub fn on_fault(&mut self, page: u64) -> PrefetchBatch {
+    /// Takes a fault of the thread on `page`; returns what to bring with it, at most `most` pages.
+    pub fn on_fault(&mut self, page: u64, most: u32) -> PrefetchBatch {
         // Shifted, so that the zeros in `recent` are no page's number.
         let page = page.cast_signed() + STRIDE_MAX * 4;
         self.faults += 1;
-        let ahead = self.go_on(page).or_else(|| self.start(page)).unwrap_or_default();
+        let ahead = self.go_on(page, most).or_else(|| self.start(page)).unwrap_or_default();
         self.recent[usize_of(self.faults) % RECENT] = page;
         ahead
     }
 
     /// Continues the stream that expected this fault; `None` if none did.
-    fn go_on(&mut self, page: i64) -> Option<PrefetchBatch> {
+    fn go_on(&mut self, page: i64, most: u32) -> Option<PrefetchBatch> {
         let index = self.streams.iter().position(|s| s.window > 0 && s.next == page)?;
         let stream = &mut self.streams[index];
         self.asker = index;
@@ -169,7 +169,7 @@ impl Prefetcher {
         self.hits += u64::from(core::mem::take(&mut stream.brought).min(stream.window));
         self.doubts = 0;
         let window_max = if self.is_waiting { UNSEEN_MAX } else { WINDOW_MAX.max(stream.window) };
-        stream.window = (stream.window * 2).min(window_max);
+        stream.window = (stream.window * 2).min(window_max).min(most.max(WINDOW_MIN));
         stream.used_at = self.faults;
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);
         stream.asked = stream.window;
@@ -342,7 +342,7 @@ mod tests {
                 None => {
                     faults += 1;
                     near.insert(page, false);
-                    let ahead = prefetcher.on_fault(page);
+                    let ahead = prefetcher.on_fault(page, u32::MAX);
                     for step in 1..=i64::from(ahead.count) {
                         let Ok(next) = u64::try_from(page.cast_signed() + step * ahead.stride) else { continue };
                         near.entry(next).or_insert_with(|| {
@@ -390,7 +390,7 @@ mod tests {
                     faults += 1;
                     prefetcher
                         .on_use(page, PrefetchTimeliness::Missing, 512)
-                        .unwrap_or_else(|| prefetcher.on_fault(page))
+                        .unwrap_or_else(|| prefetcher.on_fault(page, u32::MAX))
                 }
             };
             let before = vain;
@@ -453,7 +453,7 @@ mod tests {
                 None if timeliness == PrefetchTimeliness::InTime => PrefetchBatch::default(),
                 None => {
                     faults += 1;
-                    prefetcher.on_fault(page)
+                    prefetcher.on_fault(page, u32::MAX)
                 }
             };
             let wanted = (1..=i64::from(ahead.count)).map(|step| (page.cast_signed() + step * ahead.stride) as u64);
@@ -488,7 +488,7 @@ mod tests {
                         (ahead, asked)
                     }
                     None => {
-                        let ahead = prefetcher.on_fault(page);
+                        let ahead = prefetcher.on_fault(page, u32::MAX);
                         let (_, at) = ask(page, now, &mut link_free);
                         prefetcher.on_waited(at - now, core::mem::take(&mut worked));
                         let asked = now;
@@ -555,7 +555,7 @@ mod tests {
             let mut prefetcher = Prefetcher::new();
             let (mut page, mut brought, mut last, mut hits) = (100, 0, 0, 0);
             for _ in 0..40 {
-                let ahead = prefetcher.on_fault(page);
+                let ahead = prefetcher.on_fault(page, u32::MAX);
                 hits += prefetcher.take_hits();
                 assert_eq!(hits, brought, "all of it was used");
                 // Of the others nothing had to be brought: they are near already.

@@ -128,7 +128,7 @@ impl<T: Send + 'static> Paged<T> {
             match streams.on_use(number, timeliness, most) {
                 Some(ahead) => ahead,
                 None if timeliness == PrefetchTimeliness::InTime => PrefetchBatch::default(),
-                None => streams.on_fault(number),
+                None => streams.on_fault(number, most),
             }
         };
         if ahead.count > 0 {

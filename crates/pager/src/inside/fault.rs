@@ -170,7 +170,7 @@ fn read_in(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageId, w
     let mut runs = NO_RUNS;
     let count = match me.and_then(|record| record.prefetcher.try_lock()) {
         Some(mut prefetcher) => {
-            let ahead = prefetcher.on_fault(page.0);
+            let ahead = prefetcher.on_fault(page.0, ahead_max(runtime));
             own_ahead(runtime, &mut prefetcher, page, ahead, &mut runs)
         }
         None => 0,
@@ -202,13 +202,13 @@ fn ask_further(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageI
 }
 
 /// Returns the most pages to bring ahead: a small window as long as it is at most an eighth of the
-/// budget and half of what this process has of it. Larger ones may have a sixteenth of that, because
+/// budget and half of what this process has of it. Larger ones may have an eighth of that, because
 /// all threads of all processes of a job may have one, and lane buffers for it.
 fn ahead_max(runtime: &Runtime) -> u32 {
     const SMALL_WINDOW: u32 = 64;
     let near = believed(&runtime.slot().near_bytes).max(0);
     let pages = ((runtime.near().1 / 8).min(near / 2) as usize / PAGE_BYTES) as u32;
-    pages.min(SMALL_WINDOW.max(pages / 16))
+    pages.min(SMALL_WINDOW.max(pages / 8))
 }
 
 /// Runs of pages that come together: the first page, and the number of pages.

@@ -28,12 +28,12 @@ use farfield_pool::{
 
 /// Maximum number of lanes of one process.
 const LANES: usize = 3;
-/// Number of one-page buffers of a lane; `RUNS` is that of longer ones.
+/// Number of one-page buffers of a lane; `RUNS` is that of longer ones for what leaves, and
+/// `AHEAD_RUNS` for what is read ahead. Pages that leave are near until the pool has them, so fewer
+/// of them are on their way.
 const SINGLES: usize = 32;
-const RUNS: usize = 16;
-/// Number of longer buffers in use from which the evictor waits: pages that it writes are near until
-/// the pool has them.
-const EGRESS_RUNS: usize = 6;
+const RUNS: usize = 6;
+const AHEAD_RUNS: usize = 16;
 /// Number of pages in a longer buffer.
 pub const RUN_PAGES: usize = 16;
 /// Maximum number of pages loaded at once. One system call maps them, and their copies fit the
@@ -61,6 +61,7 @@ pub struct Channel {
     done: Vec<Completion>,
     singles: Spare,
     runs: Spare,
+    ahead_runs: Spare,
     /// Number of writes submitted and not completed.
     writing: usize,
 }
@@ -78,11 +79,6 @@ impl Spare {
             return Some(Buffer::new(pages));
         }
         self.free.pop()
-    }
-
-    /// Returns the number of buffers in use, of this many in all.
-    fn used(&self, all: usize) -> usize {
-        all - self.unmade - self.free.len()
     }
 }
 
@@ -376,12 +372,8 @@ pub struct EgressWriter<'a> {
 }
 
 impl EgressWriter<'_> {
-    /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if too many are in
-    /// use.
+    /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if all are in use.
     pub fn buffer(&mut self, pages: usize) -> Buffer {
-        while pages > 1 && self.channel.runs.used(RUNS) >= EGRESS_RUNS {
-            self.channel.advance(self.store);
-        }
         let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
         buffer.set_pages(pages);
         buffer
@@ -431,6 +423,7 @@ impl Channel {
             done: Vec::with_capacity(256),
             singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
             runs: Spare { free: Vec::with_capacity(RUNS), unmade: RUNS },
+            ahead_runs: Spare { free: Vec::with_capacity(AHEAD_RUNS), unmade: AHEAD_RUNS },
             writing: 0,
         })
     }
@@ -441,7 +434,7 @@ impl Channel {
             let mut at = 0;
             while at < count {
                 let step = (count - at).min(RUN_PAGES);
-                let mut buffer = if step == 1 { self.single(store) } else { self.run(store) };
+                let mut buffer = if step == 1 { self.single(store) } else { self.ahead_run(store) };
                 buffer.set_pages(step);
                 let page = PageId(start.0 + at as u64);
                 let tag = page.0 | TAG_READ | TAG_AHEAD | track;
@@ -464,6 +457,15 @@ impl Channel {
     fn run(&mut self, store: &Store) -> Buffer {
         loop {
             if let Some(buffer) = self.runs.take(RUN_PAGES) {
+                return buffer;
+            }
+            self.advance(store);
+        }
+    }
+
+    fn ahead_run(&mut self, store: &Store) -> Buffer {
+        loop {
+            if let Some(buffer) = self.ahead_runs.take(RUN_PAGES) {
                 return buffer;
             }
             self.advance(store);
@@ -522,7 +524,10 @@ impl Channel {
                 }
             }
             if let Some(buffer) = completion.buffer {
-                self.recycle(buffer);
+                match completion.tag & TAG_AHEAD != 0 && buffer.capacity() > 1 {
+                    true => self.ahead_runs.free.push(buffer),
+                    false => self.recycle(buffer),
+                }
             }
         }
         self.done = done;
