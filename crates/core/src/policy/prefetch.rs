@@ -57,6 +57,12 @@ pub struct PrefetchBatch {
     pub count: u32,
 }
 
+impl PrefetchBatch {
+    fn at_most(self, most: u32) -> PrefetchBatch {
+        PrefetchBatch { count: self.count.min(most), ..self }
+    }
+}
+
 /// State in which a page that a stream asked for was found when it was needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PrefetchTimeliness {
@@ -156,7 +162,7 @@ impl Prefetcher {
         self.faults += 1;
         let ahead = self.go_on(page, most).or_else(|| self.start(page)).unwrap_or_default();
         self.recent[usize_of(self.faults) % RECENT] = page;
-        ahead
+        ahead.at_most(most)
     }
 
     /// Continues the stream that expected this fault; `None` if none did.
@@ -201,7 +207,7 @@ impl Prefetcher {
         self.hits += u64::from(stream.brought - unknown);
         let ahead = self.extend(index, page, left, PrefetchTimeliness::Late, most.min(UNSEEN_MAX));
         self.streams[index].brought = unknown;
-        Some(ahead)
+        Some(ahead.at_most(most))
     }
 
     /// Notes how long the thread waited for the page of its last fault, and how long it had worked
@@ -475,35 +481,28 @@ mod tests {
             for page in 0..20_000u64 {
                 now += 1;
                 worked += 1;
-                let ask = |page: u64, now: u64, link_free: &mut u64| {
-                    *link_free = (*link_free).max(now) + 1;
-                    (page, *link_free + latency)
+                // Returns when a page comes that is asked for now.
+                let mut ask = || {
+                    link_free = link_free.max(now) + 1;
+                    link_free + latency
                 };
-                let ahead = match due.get(&page).copied() {
+                let (ahead, comes) = match due.get(&page).copied() {
                     Some(at) if at <= now => continue,
-                    Some(at) => {
-                        let ahead = prefetcher.on_late_fault(page, 512).unwrap_or_default();
-                        let asked = now;
-                        now = at;
-                        (ahead, asked)
-                    }
+                    Some(at) => (prefetcher.on_late_fault(page, 512).unwrap_or_default(), at),
                     None => {
-                        let ahead = prefetcher.on_fault(page, u32::MAX);
-                        let (_, at) = ask(page, now, &mut link_free);
+                        let (ahead, at) = (prefetcher.on_fault(page, u32::MAX), ask());
                         prefetcher.on_waited(at - now, core::mem::take(&mut worked));
-                        let asked = now;
-                        now = at;
-                        (ahead, asked)
+                        (ahead, at)
                     }
                 };
-                let (ahead, asked) = ahead;
                 let mut count = 0;
                 for step in 1..=u64::from(ahead.count) {
                     due.entry(page + step).or_insert_with(|| {
                         count += 1;
-                        ask(page + step, asked, &mut link_free).1
+                        ask()
                     });
                 }
+                now = comes;
                 prefetcher.on_brought(count);
                 brought += u64::from(count);
                 hits += prefetcher.take_hits();

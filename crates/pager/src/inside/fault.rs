@@ -184,7 +184,8 @@ fn read_in(runtime: &Runtime, me: Option<&thread::ThreadRecord>, page: PageId, w
     let ended = now_ns();
     let before = me.fetch_ended_ns.swap(ended, Ordering::Relaxed);
     if let Some(mut prefetcher) = me.prefetcher.try_lock() {
-        prefetcher.on_waited(ended - began, began - before);
+        // A fault of our own, on the way, may have ended in between.
+        prefetcher.on_waited(ended - began, began.saturating_sub(before));
     }
 }
 
@@ -224,7 +225,7 @@ fn own_ahead(
     runs: &mut Runs,
 ) -> usize {
     let (mut count, mut pages) = (0, 0);
-    for step in 1..=i64::from(ahead.count.min(ahead_max(runtime))) {
+    for step in 1..=i64::from(ahead.count) {
         let Ok(next) = u64::try_from(page.0 as i64 + step * ahead.stride) else { break };
         let is_beside = runs[..count].last().is_some_and(|(start, len)| start.0 + *len as u64 == next);
         if count == runs.len() && !is_beside {

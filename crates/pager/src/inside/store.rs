@@ -59,24 +59,40 @@ pub struct Channel {
     index: usize,
     lane: Box<dyn Lane>,
     done: Vec<Completion>,
-    singles: Spare,
-    runs: Spare,
-    ahead_runs: Spare,
+    /// Buffers by their use.
+    spares: [Spare; 3],
     /// Number of writes submitted and not completed.
     writing: usize,
 }
 
-/// Buffers of one size that are not in use now.
+/// What a buffer of a lane is used for.
+#[derive(Clone, Copy)]
+enum BufferUse {
+    /// One page, either way.
+    Single,
+    /// Pages that leave.
+    Run,
+    /// Pages that are read ahead.
+    AheadRun,
+}
+
+/// Buffers of one use that are not in use now.
 struct Spare {
+    /// Pages of a buffer.
+    pages: usize,
     free: Vec<Buffer>,
     unmade: usize,
 }
 
 impl Spare {
-    fn take(&mut self, pages: usize) -> Option<Buffer> {
+    fn new(count: usize, pages: usize) -> Spare {
+        Spare { pages, free: Vec::with_capacity(count), unmade: count }
+    }
+
+    fn take(&mut self) -> Option<Buffer> {
         if self.free.is_empty() && self.unmade > 0 {
             self.unmade -= 1;
-            return Some(Buffer::new(pages));
+            return Some(Buffer::new(self.pages));
         }
         self.free.pop()
     }
@@ -241,7 +257,7 @@ impl Store {
     /// Requests the pages through a lane, and returns the index of that lane.
     fn request(&self, page: PageId, write: bool, ahead: &[(PageId, usize)]) -> usize {
         let mut channel = self.channel();
-        let buffer = channel.single(self);
+        let buffer = channel.take(self, BufferUse::Single);
         let track = if write { TAG_WRITE } else { 0 };
         channel.submit(
             self,
@@ -374,14 +390,15 @@ pub struct EgressWriter<'a> {
 impl EgressWriter<'_> {
     /// Returns a buffer for `pages` pages, at most [`RUN_PAGES`]. Waits for one if all are in use.
     pub fn buffer(&mut self, pages: usize) -> Buffer {
-        let mut buffer = if pages == 1 { self.channel.single(self.store) } else { self.channel.run(self.store) };
+        let buffer_use = if pages == 1 { BufferUse::Single } else { BufferUse::Run };
+        let mut buffer = self.channel.take(self.store, buffer_use);
         buffer.set_pages(pages);
         buffer
     }
 
     /// Takes back a buffer that is not to be written.
     pub fn give_back(&mut self, buffer: Buffer) {
-        self.channel.recycle(buffer);
+        self.channel.recycle(buffer, false);
     }
 
     /// Starts writing a sealed buffer at `page`. Its pages are Evicting: they have left when the
@@ -421,9 +438,8 @@ impl Channel {
             index,
             lane: backend.open_lane()?,
             done: Vec::with_capacity(256),
-            singles: Spare { free: Vec::with_capacity(SINGLES), unmade: SINGLES },
-            runs: Spare { free: Vec::with_capacity(RUNS), unmade: RUNS },
-            ahead_runs: Spare { free: Vec::with_capacity(AHEAD_RUNS), unmade: AHEAD_RUNS },
+            // In the order of their uses.
+            spares: [Spare::new(SINGLES, 1), Spare::new(RUNS, RUN_PAGES), Spare::new(AHEAD_RUNS, RUN_PAGES)],
             writing: 0,
         })
     }
@@ -434,7 +450,8 @@ impl Channel {
             let mut at = 0;
             while at < count {
                 let step = (count - at).min(RUN_PAGES);
-                let mut buffer = if step == 1 { self.single(store) } else { self.ahead_run(store) };
+                let buffer_use = if step == 1 { BufferUse::Single } else { BufferUse::AheadRun };
+                let mut buffer = self.take(store, buffer_use);
                 buffer.set_pages(step);
                 let page = PageId(start.0 + at as u64);
                 let tag = page.0 | TAG_READ | TAG_AHEAD | track;
@@ -445,27 +462,10 @@ impl Channel {
         }
     }
 
-    fn single(&mut self, store: &Store) -> Buffer {
+    /// Takes a buffer. Waits for one if all are in use.
+    fn take(&mut self, store: &Store, buffer_use: BufferUse) -> Buffer {
         loop {
-            if let Some(buffer) = self.singles.take(1) {
-                return buffer;
-            }
-            self.advance(store);
-        }
-    }
-
-    fn run(&mut self, store: &Store) -> Buffer {
-        loop {
-            if let Some(buffer) = self.runs.take(RUN_PAGES) {
-                return buffer;
-            }
-            self.advance(store);
-        }
-    }
-
-    fn ahead_run(&mut self, store: &Store) -> Buffer {
-        loop {
-            if let Some(buffer) = self.ahead_runs.take(RUN_PAGES) {
+            if let Some(buffer) = self.spares[buffer_use as usize].take() {
                 return buffer;
             }
             self.advance(store);
@@ -479,9 +479,13 @@ impl Channel {
         }
     }
 
-    fn recycle(&mut self, buffer: Buffer) {
-        let spare = if buffer.capacity() == 1 { &mut self.singles } else { &mut self.runs };
-        spare.free.push(buffer);
+    fn recycle(&mut self, buffer: Buffer, is_ahead: bool) {
+        let buffer_use = match (buffer.capacity(), is_ahead) {
+            (1, _) => BufferUse::Single,
+            (_, true) => BufferUse::AheadRun,
+            (_, false) => BufferUse::Run,
+        };
+        self.spares[buffer_use as usize].free.push(buffer);
     }
 
     fn submit(&mut self, store: &Store, request: LaneRequest) {
@@ -524,10 +528,7 @@ impl Channel {
                 }
             }
             if let Some(buffer) = completion.buffer {
-                match completion.tag & TAG_AHEAD != 0 && buffer.capacity() > 1 {
-                    true => self.ahead_runs.free.push(buffer),
-                    false => self.recycle(buffer),
-                }
+                self.recycle(buffer, completion.tag & TAG_AHEAD != 0);
             }
         }
         self.done = done;
