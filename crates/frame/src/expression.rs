@@ -189,7 +189,10 @@ impl Expression {
         let mut conditions: Vec<_> = values.into_iter().map(|value| self.clone().equal_to(value)).collect();
         // By halves, so that a thousand values are ten levels.
         while conditions.len() > 1 {
-            let pair = |pair: &[Expression]| pair[1..].iter().fold(pair[0].clone(), |one, other| one.or(other.clone()));
+            let pair = |pair: &[Expression]| match pair {
+                [one, other] => one.clone().or(other.clone()),
+                _ => pair[0].clone(),
+            };
             conditions = conditions.chunks(2).map(pair).collect();
         }
         conditions.pop().unwrap_or_else(|| false.into())
@@ -583,19 +586,25 @@ impl Scan {
         if !matches!(data_type, DataType::Boolean | DataType::Null) {
             return Err(FrameError::NoCondition { data_type });
         }
-        let mut rest: Option<Expression> = None;
+        let mut rest = Vec::new();
         for part in condition.conjuncts() {
             match self.frame.range_of(&part)? {
                 Some(range) => self.within.push(range),
-                None => rest = Some(rest.into_iter().fold(part, |part, rest| rest.and(part))),
+                None => rest.push(part),
             }
         }
-        let Some(rest) = rest else { return Ok(self) };
-        let names: Vec<String> = rest.columns().into_iter().map(str::to_owned).collect();
+        if rest.is_empty() {
+            return Ok(self);
+        }
+        let names: BTreeSet<String> = rest.iter().flat_map(Expression::columns).map(str::to_owned).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.filter(&names, move |batch| {
-            let kept = rest.evaluate(batch).and_then(|array| Operand::of(array).condition())?;
-            Ok(kept.array.as_boolean().clone())
+            let mut kept = BooleanArray::from(vec![true; batch.num_rows()]);
+            for condition in &rest {
+                let holds = condition.evaluate(batch).and_then(|array| Operand::of(array).condition())?;
+                kept = and_kleene(&kept, holds.array.as_boolean())?;
+            }
+            Ok(kept)
         })
     }
 }

@@ -252,6 +252,12 @@ fn a_value_keeps_its_meaning_in_the_type_of_a_column() {
     assert_eq!(kept(column("id").is_in(ids)), 1);
     assert_eq!(kept(column("id").is_in([])), 0);
     assert_eq!(kept((column("id") / 4.into()).equal_to(2.5)), 1);
+    // More conditions than an expression may have levels, none of which is a range.
+    let mut conditions: Vec<_> = (0..1024).map(|other| column("id").not_equal_to(other * 11)).collect();
+    while conditions.len() > 1 {
+        conditions = conditions.chunks(2).map(|pair| pair[0].clone().and(pair[1].clone())).collect();
+    }
+    assert_eq!(kept(conditions.remove(0)), 1);
 }
 
 #[test]
