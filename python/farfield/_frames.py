@@ -6,6 +6,8 @@ its columns in the heap that made it; what a question needs is brought near a ch
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Optional, Sequence, Union
 
@@ -356,13 +358,10 @@ class Frame:
 
     def filter(self, *conditions: Expression) -> "Frame":
         """Returns the rows for which all conditions are true."""
-        frame = self
-        if conditions:
-            condition = conditions[0]
-            for other in conditions[1:]:
-                condition = condition & other
-            frame = self._with(self._native.matching(_native_of(condition)))
-        return frame
+        if not conditions:
+            return self
+        condition = functools.reduce(operator.and_, conditions)
+        return self._with(self._native.matching(_native_of(condition)))
 
     def with_columns(self, **columns: object) -> "Frame":
         """Returns a frame with more columns, or others in their place: values of expressions in each row.
@@ -461,9 +460,10 @@ class Frame:
 
     def rows(self) -> "Iterator[tuple[Any, ...]]":
         """Yields the rows as tuples of objects of Python, a chunk near at a time."""
-        for start in range(0, len(self), 8192):
-            part = self[start : start + 8192]
-            yield from zip(*part.to_dict().values())
+        number = 0
+        while (columns := self._native.chunk(number)) is not None:
+            yield from zip(*columns.values())
+            number += 1
 
     def __repr__(self) -> str:
         rows, columns = self.shape

@@ -196,11 +196,17 @@ impl Iterator for Batches<'_> {
     type Item = Result<RecordBatch, FrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.next * CHUNK_ROWS >= self.frame.rows {
+        if self.next >= self.frame.rows.div_ceil(CHUNK_ROWS) {
             return None;
         }
         self.next += 1;
         Some(self.chunk(self.next - 1))
+    }
+
+    /// Skips batches without bringing them near.
+    fn nth(&mut self, batches: usize) -> Option<Self::Item> {
+        self.next = self.next.saturating_add(batches);
+        self.next()
     }
 }
 

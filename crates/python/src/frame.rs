@@ -153,6 +153,17 @@ impl PyFrame {
         objects(py, &self.column(py, name)?)
     }
 
+    /// The values of the rows of a chunk, as objects of Python, by column; nothing behind the last one.
+    fn chunk<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let frame = self.shared()?;
+        let Some(batch) = interruptible(py, move || frame.batches().nth(number).transpose())? else { return Ok(None) };
+        let dict = PyDict::new(py);
+        for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+            dict.set_item(field.name(), objects(py, column)?)?;
+        }
+        Ok(Some(dict))
+    }
+
     /// The values of a column of numbers without nulls, as bytes, and their type as NumPy calls it.
     fn numbers<'py>(&self, py: Python<'py>, name: String) -> PyResult<Option<(&'static str, Bound<'py, PyByteArray>)>> {
         numbers(py, &self.column(py, name)?)

@@ -44,10 +44,8 @@ impl<T: Send> Drop for OfProcess<T> {
             std::mem::forget(value);
             return;
         }
-        // To give far pages back may take a while, for which other threads of Python go on.
-        let mut value = Some(value);
-        if Python::try_attach(|py| py.detach(|| drop(value.take()))).is_none() {
-            drop(value);
-        }
+        // To give far pages back may take a while, for which other threads of Python go on. If the
+        // interpreter is ending, the value is dropped with the closure.
+        Python::try_attach(move |py| py.detach(move || drop(value)));
     }
 }

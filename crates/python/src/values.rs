@@ -33,15 +33,11 @@ pub(crate) fn objects<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Bound<
         DataType::Binary => {
             PyList::new(py, array.as_binary::<i32>().iter().map(|bytes| bytes.map(|bytes| PyBytes::new(py, bytes))))
         }
-        DataType::Date32 => parsed(py, array, "date", "fromisoformat"),
-        DataType::Timestamp(..) => {
+        DataType::Date32 => parsed(py, array, "date"),
+        DataType::Timestamp(_, zone) => {
             // Python knows microseconds.
-            let zone = match array.data_type() {
-                DataType::Timestamp(_, zone) => zone.clone(),
-                _ => None,
-            };
-            let array = cast(array, &DataType::Timestamp(TimeUnit::Microsecond, zone)).map_err(failed)?;
-            parsed(py, &array, "datetime", "fromisoformat")
+            let data_type = DataType::Timestamp(TimeUnit::Microsecond, zone.clone());
+            parsed(py, &cast(array, &data_type).map_err(failed)?, "datetime")
         }
         DataType::Decimal128(..) | DataType::Decimal256(..) => {
             let class = py.import("decimal")?.getattr("Decimal")?;
@@ -51,11 +47,11 @@ pub(crate) fn objects<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Bound<
     }
 }
 
-/// Reads what Arrow prints by a method of a class of `datetime`.
-fn parsed<'py>(py: Python<'py>, array: &ArrayRef, class: &str, method: &str) -> PyResult<Bound<'py, PyList>> {
+/// Makes objects of a class of `datetime` of what Arrow prints.
+fn parsed<'py>(py: Python<'py>, array: &ArrayRef, class: &str) -> PyResult<Bound<'py, PyList>> {
     let class = py.import("datetime")?.getattr(class)?;
     // Python 3.10 does not know Z.
-    texts(py, array, |text| class.call_method1(method, (text.replace('Z', "+00:00"),)))
+    texts(py, array, |text| class.call_method1("fromisoformat", (text.replace('Z', "+00:00"),)))
 }
 
 fn texts<'py>(
