@@ -5,50 +5,30 @@
 //! compiler.
 
 use crate::far_view_enum;
+use crate::view_struct::{refuse_parameters, union_error, view_struct};
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Fields, GenericParam, Ident};
+use syn::{Data, DeriveInput, Error, Ident};
 
 pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
-    if let Some(param) = input.generics.params.first() {
-        let message = match param {
-            GenericParam::Lifetime(_) => "a far value outlives every borrow: it has no lifetimes",
-            _ => "a memory server reads types of one layout: they have no parameters",
-        };
-        return Err(Error::new_spanned(param, message));
-    }
+    refuse_parameters(input)?;
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
         Data::Enum(data) => return far_view_enum::expand(input, data),
-        Data::Union(data) => {
-            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a pointer"));
-        }
+        Data::Union(data) => return Err(union_error(data)),
     };
-    let (name, view_name, visibility) = (&input.ident, format_ident!("{}View", input.ident), &input.vis);
+    let (name, view_name) = (&input.ident, format_ident!("{}View", input.ident));
     let about = format!("What a function reads of a [`{name}`]: its fields, with far pointers that can be followed.");
-    let view_type = |ty| quote!(<#ty as ::farfield::FarView>::View<'farfield>);
     let members: Vec<_> = fields.members().collect();
     let types: Vec<_> = fields.iter().map(|field| &field.ty).collect();
-    let views = fields.iter().map(|field| {
-        let (visibility, ty) = (&field.vis, view_type(&field.ty));
-        match &field.ident {
-            Some(name) => quote!(#visibility #name: #ty),
-            None => quote!(#visibility #ty),
-        }
-    });
     if fields.is_empty() {
         return Err(Error::new_spanned(name, "a function reads fields, and this type has none"));
     }
-    let (view_fields, semicolon) = match fields {
-        Fields::Named(_) => (quote!({ #(#views),* }), quote!()),
-        _ => (quote!((#(#views),*)), quote!(;)),
-    };
+    let view_struct =
+        view_struct(input, fields, &view_name, &about, |ty| quote!(<#ty as ::farfield::FarView>::View<'farfield>));
     let no_destructor = no_destructor(name);
     Ok(quote! {
-        #[doc = #about]
-        #[derive(Clone, Copy, Debug)]
-        #[allow(dead_code, missing_docs)]
-        #visibility struct #view_name<'farfield> #view_fields #semicolon
+        #view_struct
 
         // SAFETY: each field is `FarView`, and is viewed and decoded by its own type, at its own place.
         unsafe impl ::farfield::FarView for #name {

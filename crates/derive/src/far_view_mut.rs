@@ -4,48 +4,36 @@
 //! of it. Each field is described by its own type; a type that has no description is refused by the
 //! compiler.
 
+use crate::view_struct::{refuse_parameters, union_error, view_struct};
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Error, Fields, GenericParam};
+use syn::{Data, DeriveInput, Error};
 
 pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
-    if let Some(param) = input.generics.params.first() {
-        let message = match param {
-            GenericParam::Lifetime(_) => "a far value outlives every borrow: it has no lifetimes",
-            _ => "a memory server reads types of one layout: they have no parameters",
-        };
-        return Err(Error::new_spanned(param, message));
-    }
+    refuse_parameters(input)?;
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
         Data::Enum(data) => {
             let message = "a function changes fields, and an enum has others in each variant: use a struct with a tag";
             return Err(Error::new_spanned(data.enum_token, message));
         }
-        Data::Union(data) => {
-            return Err(Error::new_spanned(data.union_token, "nobody can tell which field of a union is a pointer"));
-        }
+        Data::Union(data) => return Err(union_error(data)),
     };
-    let (name, view_name, visibility) = (&input.ident, format_ident!("{}ViewMut", input.ident), &input.vis);
+    let (name, view_name) = (&input.ident, format_ident!("{}ViewMut", input.ident));
     let about =
         format!("What a function may change of a [`{name}`]: its fields, with far pointers that stay as they are.");
-    let view_type = |ty| quote!(<#ty as ::farfield::FarViewMut>::ViewMut<'farfield>);
     let members: Vec<_> = fields.members().collect();
     let types: Vec<_> = fields.iter().map(|field| &field.ty).collect();
-    let views = fields.iter().map(|field| {
-        let (visibility, ty) = (&field.vis, view_type(&field.ty));
-        match &field.ident {
-            Some(name) => quote!(#visibility #name: #ty),
-            None => quote!(#visibility #ty),
-        }
-    });
     if fields.is_empty() {
         return Err(Error::new_spanned(name, "a function changes fields, and this type has none"));
     }
-    let (view_fields, semicolon) = match fields {
-        Fields::Named(_) => (quote!({ #(#views),* }), quote!()),
-        _ => (quote!((#(#views),*)), quote!(;)),
-    };
+    let view_struct = view_struct(
+        input,
+        fields,
+        &view_name,
+        &about,
+        |ty| quote!(<#ty as ::farfield::FarViewMut>::ViewMut<'farfield>),
+    );
     // The bytes of each field, out of those of a value.
     let bytes: Vec<_> = members
         .iter()
@@ -58,10 +46,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
         })
         .collect();
     Ok(quote! {
-        #[doc = #about]
-        #[derive(Clone, Copy, Debug)]
-        #[allow(dead_code, missing_docs)]
-        #visibility struct #view_name<'farfield> #view_fields #semicolon
+        #view_struct
 
         // SAFETY: each field is `FarViewMut`, and is described, encoded and patched by its own type, at its own place.
         unsafe impl ::farfield::FarViewMut for #name {

@@ -8,6 +8,7 @@ mod far_object;
 mod far_view;
 mod far_view_enum;
 mod far_view_mut;
+mod view_struct;
 
 /// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
 /// fields.
