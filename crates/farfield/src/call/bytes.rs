@@ -2,7 +2,8 @@
 
 use super::part::{ObjectRef, refuse};
 use super::place::FarPlace;
-use core::ops::{Bound, Range, RangeBounds};
+use crate::collections::unchecked_range_of;
+use core::ops::{Range, RangeBounds};
 use farfield_wic::{Fault, RANGE_BYTES_MAX};
 
 /// Most bytes that are copied at once. A length that is met at a server may be any number, and bytes that
@@ -35,16 +36,7 @@ impl<'f> BytesRef<'f> {
 
     /// Returns the bytes of this range that exist.
     fn range(&self, range: impl RangeBounds<usize>) -> Range<usize> {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(before) => before.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.saturating_add(1),
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.len,
-        };
+        let Range { start, end } = unchecked_range_of(range, self.len);
         let end = end.min(self.len);
         start.min(end)..end
     }

@@ -6,11 +6,11 @@
 use super::part::{FarPart, NearTables, ObjectRef};
 use super::place::FarPlace;
 use super::view_traits::{FarView, Loan, ViewSource};
-use crate::collections::ChainChunk;
+use crate::collections::{ChainChunk, unchecked_range_of};
 use crate::heap::SlotWord;
 use core::fmt::Debug;
 use core::marker::PhantomData;
-use core::ops::{Bound, Range, RangeBounds};
+use core::ops::{Range, RangeBounds};
 use farfield_core::heap::{Extents, SlotHint};
 use farfield_wic::Fault;
 
@@ -309,22 +309,12 @@ impl<P: FarPlace, T: FarView> Debug for ItemCursor<'_, P, T> {
 impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
     /// Makes a walk over the elements of this range that exist.
     pub(super) fn new(far: &'f P, items: ItemsRef<'f, T>, range: impl RangeBounds<usize>) -> ItemCursor<'f, P, T> {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(before) => before.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.saturating_add(1),
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => usize::MAX,
-        };
+        let range = unchecked_range_of(range, usize::MAX);
         let (mut at, mut index) = (items.first(), items.base);
         if items.is_paged() {
             let per_unit = ItemsRef::<T>::EXTENTS.per_unit();
-            (at, index) = (start / per_unit, start - start % per_unit);
+            (at, index) = (range.start / per_unit, range.start - range.start % per_unit);
         }
-        let range = start..end;
         ItemCursor { far, items, at, ahead: at, passed: 0, index, range, views: Vec::new(), next: 0 }
     }
 

@@ -72,6 +72,14 @@ pub use vec::{Aggregate, Copying, FarVec, Finding, Order, PinnedVec, Ranking, So
 /// Resolves a range of indices, with the bounds and panics of std's slices.
 #[track_caller]
 fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
+    let core::ops::Range { start, end } = unchecked_range_of(range, len);
+    assert!(start <= end, "range starts at {start} but ends at {end}");
+    assert!(end <= len, "range end index {end} out of range for length {len}");
+    start..end
+}
+
+/// Resolves a range of indices that need not exist; one without an end ends at `len`.
+pub(crate) fn unchecked_range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
     use core::ops::Bound::{Excluded, Included, Unbounded};
     let start = match range.start_bound() {
         Included(start) => *start,
@@ -83,8 +91,6 @@ fn range_of(range: impl core::ops::RangeBounds<usize>, len: usize) -> core::ops:
         Excluded(end) => *end,
         Unbounded => len,
     };
-    assert!(start <= end, "range starts at {start} but ends at {end}");
-    assert!(end <= len, "range end index {end} out of range for length {len}");
     start..end
 }
 
