@@ -1,6 +1,6 @@
 //! A Python in which the package is installed.
 
-use crate::{Command, Scratch, farfield, project, skip};
+use crate::{Command, Running, Scratch, farfield, project, skip, wait_until};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -55,4 +55,16 @@ pub fn python_program(name: &str) -> String {
 pub fn python_command(scratch: &Scratch, words: &[&str]) -> Command {
     let interpreter = python().and_then(Path::to_str).expect("there is a Python, in a path of UTF-8");
     Command::new(scratch.path(), [&[interpreter], words].concat()).within(DEADLINE)
+}
+
+/// Starts the situation `servers` of a program, which fills far memory at `url`, and waits until it has. It goes on when a line is
+/// written to the file `go` of the folder.
+pub fn python_filled(scratch: &Scratch, program: &str, url: &str) -> Running {
+    let fifo = scratch.path().join("go");
+    let (fifo, program) = (fifo.to_str().expect("UTF-8"), python_program(program));
+    let interpreter = python().and_then(Path::to_str).expect("there is a Python, in a path of UTF-8");
+    let script = format!("mkfifo {fifo} && exec {interpreter} {program} servers '{url}' <> {fifo}");
+    let running = Command::new(scratch.path(), ["sh", "-c", &script]).within(DEADLINE).start();
+    wait_until("far memory is filled", || running.output().contains("filled") || running.is_over());
+    running
 }

@@ -8,12 +8,12 @@ use farfield::{
     Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Relay, Scratch, seeded, wait_until};
+use farfield_tests::{MIB, PATIENCE, Relay, Scratch, heap_at, seeded, serve_here, wait_until};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use ledger::{Balance, Entry};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
@@ -95,13 +95,8 @@ fn serve(functions: Registry) -> (Server, [String; 2]) {
 }
 
 fn serve_with(config: Config) -> (Server, [String; 2]) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let name = format!("farfield-calls-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, ..config }).unwrap();
-    let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
-    (server, urls)
+    let (server, [tcp, _, shared]) = serve_here(config);
+    (server, [tcp, shared])
 }
 
 fn functions() -> Registry {
@@ -109,8 +104,7 @@ fn functions() -> Registry {
 }
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).plane(plane);
-    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, MIB)
 }
 
 /// The same structure here, by which answers are known.

@@ -8,7 +8,7 @@ use farfield::{
     FarPlaceMut, FarRef, FarView, FarViewMut, Fault, Heap, OffloadError, Plane, Verify, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Relay, Scratch, seeded, wait_until};
+use farfield_tests::{MIB, PATIENCE, Relay, Scratch, heap_at, seeded, serve_here, wait_until};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use ledger::{Balance, Charge, Entry};
@@ -232,13 +232,8 @@ fn trips(random: &mut Rng, shape: u8, count: usize, steps: usize) -> Vec<Trip> {
 
 /// A server of this process, and where it is found: across TCP and in shared memory.
 fn serve(functions: Registry) -> (Server, [String; 2]) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let name = format!("farfield-calls-mut-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, functions, call_within: PATIENCE, ..Config::default() }).unwrap();
-    let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
-    (server, urls)
+    let (server, [tcp, _, shared]) = serve_here(Config { functions, call_within: PATIENCE, ..Config::default() });
+    (server, [tcp, shared])
 }
 
 fn functions() -> Registry {
@@ -246,8 +241,7 @@ fn functions() -> Registry {
 }
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).plane(plane);
-    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, MIB)
 }
 
 /// Gives a random node another number, in the heap.

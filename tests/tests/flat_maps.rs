@@ -5,11 +5,11 @@
 
 use farfield::{FarError, FarFlatMap, Heap, Plane, PoolError, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, seeded, tier};
+use farfield_tests::{MIB, PATIENCE, heap_at, seeded, serve_here, tier};
 use farfield_wic::{Aggregate, Registry};
 use fastrand::Rng;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const PLANES: [Plane; 3] = [Plane::Page, Plane::Object, Plane::Hybrid];
 const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
@@ -19,18 +19,12 @@ type Value = [u64; 8];
 
 /// A server of this process, and where it is found: across TCP and in shared memory.
 fn serve(functions: Registry) -> (Server, [String; 2]) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let name = format!("farfield-flat-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
-    let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
-    (server, urls)
+    let (server, [tcp, _, shared]) = serve_here(Config { functions, ..Config::default() });
+    (server, [tcp, shared])
 }
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).plane(plane);
-    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, MIB)
 }
 
 fn key(number: u64) -> Key {

@@ -5,7 +5,9 @@
 
 use farfield::{CallError, FarError, FarVec, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, Over, PATIENCE, Relay, Scratch, ask_until_gone, seeded, tier, wait_until};
+use farfield_tests::{
+    MIB, Over, PATIENCE, Relay, Scratch, ask_until_gone, heap_at, seeded, serve_here, tier, wait_until,
+};
 use farfield_wic::{Aggregate, Registry};
 use fastrand::Rng;
 use std::fmt::Debug;
@@ -19,20 +21,11 @@ const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
 
 /// A server of this process, and where it is found: across TCP, a socket, shared memory.
 fn serve(functions: Registry) -> (Server, [String; 3]) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let folder = std::env::temp_dir();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let socket = folder.join(format!("farfield-offload-{}-{number}.sock", std::process::id()));
-    let unix = format!("unix:{}", socket.display());
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
-    let urls = [server.endpoints()[0].clone(), unix.clone(), unix.replacen("unix:", "shm:", 1)];
-    (server, urls)
+    serve_here(Config { functions, ..Config::default() })
 }
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).plane(plane).pool(url);
-    builder.patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, NEAR)
 }
 
 fn word(random: &mut Rng) -> u64 {

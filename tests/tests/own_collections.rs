@@ -5,15 +5,14 @@
 
 use farfield::{AtServer, AtServerMut, CallError, Heap, OffloadError, Plane, Where};
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Scratch, seeded, tier};
+use farfield_tests::{MIB, Scratch, heap_at, seeded, tier};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use skip_list::{RangeTotals, Replace, SkipList, Totals};
 use std::collections::BTreeMap;
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30).plane(plane);
-    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, 4 * MIB)
 }
 
 fn server() -> Server {

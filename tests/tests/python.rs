@@ -4,9 +4,10 @@
 //! Danger: a process that far memory is switched on in late has a past: threads, handlers, a heap. And an `enable()` that is refused
 //! must leave the process as it was.
 
-use farfield_tests::{Command, Ended, Running, Scratch, Server, deep, project, python, python_command, python_program};
-use farfield_tests::{skip, tier, wait_until};
-use std::path::Path;
+use farfield_tests::{
+    Command, Ended, Scratch, Server, deep, project, python, python_command, python_filled, python_program,
+};
+use farfield_tests::{skip, tier};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -156,24 +157,16 @@ fn an_ordinary_user_can_enable_too() {
     assert_ok("nobody", &ended);
 }
 
-/// Starts a program that waits with its array filled.
-fn filled(scratch: &Scratch, python: &Path, url: &str) -> Running {
-    let fifo = scratch.path().join("go");
-    let (fifo, program) = (fifo.to_str().expect("UTF-8"), python_program("situations.py"));
-    let script = format!("mkfifo {fifo} && exec {} {program} servers '{url}' <> {fifo}", python.display());
-    let running = Command::new(scratch.path(), ["sh", "-c", &script]).within(DEADLINE).start();
-    wait_until("the array is filled", || running.output().contains("filled") || running.is_over());
-    running
-}
-
 #[test]
 fn a_lost_server_ends_the_interpreter_unless_it_was_mirrored() {
-    let Some(python) = python() else { return };
+    if python().is_none() {
+        return;
+    }
     let start = |scratch: &Scratch, name| Server::start(scratch, name, ["--capacity", "512M"]);
 
     let scratch = Scratch::new("lost");
     let server = start(&scratch, "server");
-    let running = filled(&scratch, python, server.url());
+    let running = python_filled(&scratch, "situations.py", server.url());
     server.kill();
     std::fs::write(scratch.path().join("go"), "\n").expect("it reads");
     let ended = running.wait();
@@ -181,7 +174,7 @@ fn a_lost_server_ends_the_interpreter_unless_it_was_mirrored() {
 
     let scratch = Scratch::new("mirrored");
     let (one, other) = (start(&scratch, "one"), start(&scratch, "other"));
-    let running = filled(&scratch, python, &format!("mirror({},{})", one.url(), other.url()));
+    let running = python_filled(&scratch, "situations.py", &format!("mirror({},{})", one.url(), other.url()));
     one.kill();
     std::fs::write(scratch.path().join("go"), "\n").expect("it reads");
     assert_ok("mirrored", &running.wait());

@@ -3,7 +3,7 @@
 //! Danger: an answer that differs from what plain Python says; a lock that is held while a question is far; a child that uses threads
 //! which it does not have; a lost server that ends the interpreter.
 
-use farfield_tests::{Ended, Running, Scratch, Server, python, python_command, python_program, skip, tier, wait_until};
+use farfield_tests::{Ended, Scratch, Server, python, python_command, python_filled, python_program, skip, tier};
 
 /// Runs a situation, which may need a module that this machine does not have.
 fn check(situation: &str, argument: &str) {
@@ -74,17 +74,6 @@ fn server(scratch: &Scratch, name: &str) -> Server {
     Server::start(scratch, name, ["--capacity", "1G"])
 }
 
-/// Starts a program that waits with its frame filled.
-fn filled(scratch: &Scratch, url: &str) -> Running {
-    let fifo = scratch.path().join("go");
-    let (fifo, program) = (fifo.to_str().expect("UTF-8"), python_program("frames.py"));
-    let interpreter = python().and_then(|path| path.to_str()).expect("it was asked for before");
-    let script = format!("mkfifo {fifo} && exec {interpreter} {program} servers '{url}' <> {fifo}");
-    let running = farfield_tests::Command::new(scratch.path(), ["sh", "-c", &script]).start();
-    wait_until("the frame is filled", || running.output().contains("filled") || running.is_over());
-    running
-}
-
 #[test]
 fn a_lost_server_is_an_exception_and_a_mirrored_one_nothing() {
     if python().is_none() {
@@ -94,7 +83,7 @@ fn a_lost_server_is_an_exception_and_a_mirrored_one_nothing() {
         let scratch = Scratch::new(name);
         let (one, other) = (server(&scratch, "one"), server(&scratch, "other"));
         let mirror = format!("mirror({},{})", one.url(), other.url());
-        let running = filled(&scratch, if is_mirrored { &mirror } else { one.url() });
+        let running = python_filled(&scratch, "frames.py", if is_mirrored { &mirror } else { one.url() });
         one.kill();
         std::fs::write(scratch.path().join("go"), "\n").expect("it reads");
         let ended = running.wait();

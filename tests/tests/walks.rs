@@ -8,13 +8,12 @@ use farfield::{
     FarVec, FarView, Fault, Fold, Heap, OffloadError, Plane, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, seeded};
+use farfield_tests::{MIB, PATIENCE, heap_at, seeded, serve_here};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PLACES: [Where; 3] = [Where::Client, Where::Server, Where::Auto];
 
@@ -179,18 +178,12 @@ impl Twin {
 }
 
 fn serve(functions: Registry) -> (Server, [String; 2]) {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let name = format!("farfield-walks-{}-{}.sock", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let unix = format!("unix:{}", std::env::temp_dir().join(name).display());
-    let listen = vec!["tcp://127.0.0.1:0".parse().unwrap(), unix.parse().unwrap()];
-    let server = Server::start(Config { listen, functions, ..Config::default() }).unwrap();
-    let urls = [server.endpoints()[0].clone(), unix.replacen("unix:", "shm:", 1)];
-    (server, urls)
+    let (server, [tcp, _, shared]) = serve_here(Config { functions, ..Config::default() });
+    (server, [tcp, shared])
 }
 
 fn heap(url: &str, plane: Plane) -> Heap {
-    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).plane(plane);
-    builder.pool(url).patience(PATIENCE).build().expect("the server accepts")
+    heap_at(url, plane, MIB)
 }
 
 #[test]
