@@ -58,7 +58,7 @@ impl ShareNode {
         let is_long = self.peers.view().saturating_sub(view.number) > ViewNews::CHANGES_MAX;
         // A view is told whatever its sender knows.
         let is_view = matches!(letter.message, ShareMessage::View { .. } | ShareMessage::Join);
-        (is_long && !is_view).then(|| self.peers.view_since(view.number))
+        (is_long && !is_view).then(|| self.peers.news_since(view.number).changes)
     }
 
     /// Does what a message asks for. Returns `None` if it asks for nonsense.

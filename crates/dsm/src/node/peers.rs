@@ -263,11 +263,6 @@ impl Peers {
         }
     }
 
-    /// Returns what has changed after a view.
-    pub(crate) fn view_since(&self, number: u32) -> Vec<ViewChange> {
-        lock(&self.view).since(number).to_vec()
-    }
-
     /// Returns when and why a node was expelled, if this one knows.
     pub(crate) fn expulsion(&self, node: NodeId) -> Option<Expulsion> {
         lock(&self.view).expulsion(node.0)
@@ -471,7 +466,7 @@ impl Peers {
         if self.view().saturating_sub(known) <= ViewNews::CHANGES_MAX || matches!(message, ShareMessage::View { .. }) {
             return Ok(());
         }
-        let message = ShareMessage::View { after: known, changes: self.view_since(known) };
+        let message = ShareMessage::View { after: known, changes: self.news_since(known).changes };
         // The message itself has not left.
         let answer = self.ask_once(from, to, &message, started).map_err(|unanswered| unanswered.error)?;
         if let Ok(AnswerLetter { view, .. }) = postcard::from_bytes(&answer) {
