@@ -331,14 +331,9 @@ mod tests {
                 continue;
             }
             // An operation of a program around others may be all of its work.
-            let ops = if matches!(
-                workload.name,
-                "numpy" | "pandas" | "sort" | "numpy-sort" | "scikit-clusters" | "scikit-boosting" | "polars"
-            ) {
-                "2"
-            } else {
-                "1000"
-            };
+            const WHOLE: [&str; 7] =
+                ["numpy", "pandas", "sort", "numpy-sort", "scikit-clusters", "scikit-boosting", "polars"];
+            let ops = if WHOLE.contains(&workload.name) { "2" } else { "1000" };
             let arguments = ["--data-mib", "16", "--passes", "2", "--seed", "7", "--ops", ops];
             let run = || Command::new(&program).args(&words).args(arguments).current_dir(&folder).output().unwrap();
             let parse = |output: std::process::Output| Output::parse(&String::from_utf8(output.stdout).unwrap());

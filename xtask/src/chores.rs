@@ -54,8 +54,8 @@ pub(crate) fn build() -> Result<()> {
 
 /// Heaps and frames for Python, with SQL or without, optimised.
 pub(crate) fn build_python(has_sql: bool) -> Result<()> {
-    let words = ["build", "--release", "-p", "farfield-python", "--features", "sql"];
-    cargo(if has_sql { &words } else { &words[..4] }, &[])
+    let features: &[&str] = if has_sql { &["--features", "sql"] } else { &[] };
+    cargo(&[&["build", "--release", "-p", "farfield-python"], features].concat(), &[])
 }
 
 /// Makes the wheel of the Python package from a release build.
