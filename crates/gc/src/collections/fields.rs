@@ -27,6 +27,12 @@ pub trait MapKey: FarObject {
     fn is(&self, m: &Mutator<'_>, query: &Self::Query) -> Result<bool, GcError>;
 }
 
+/// Argument of what only this crate implements: a map calls that in the middle of a change.
+#[doc(hidden)]
+#[expect(unnameable_types, reason = "so that nobody else can call or implement it")]
+#[derive(Clone, Copy)]
+pub struct Sealed;
+
 /// Value of a map, as it lies in the map: a number, a [`Ref`], or a [`WeakRef`].
 ///
 /// A value of the last kind keeps nothing alive, so the map is a weak map.
@@ -46,6 +52,14 @@ pub trait MapValue: FarObject {
     /// Lets the references of this value lead where those of `other` do, without bringing anything
     /// near.
     fn fill_from(&self, m: &Mutator<'_>, other: &Self);
+
+    /// Lets a value that lies in the heap lead elsewhere, in one store. Returns `false` if it cannot
+    /// change.
+    #[doc(hidden)]
+    fn set(&self, m: &Mutator<'_>, given: Self::Given<'_>, _: Sealed) -> bool {
+        let _ = (m, given);
+        false
+    }
 
     /// Returns what the value leads to; `None` if that was collected.
     fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Self::Given<'m>>, GcError>;
@@ -161,6 +175,11 @@ impl<T: Referent + ?Sized> MapValue for Ref<T> {
 
     fn fill_from(&self, m: &Mutator<'_>, other: &Ref<T>) {
         self.copy_from(m, other);
+    }
+
+    fn set(&self, m: &Mutator<'_>, given: Gc<'_, T>, _: Sealed) -> bool {
+        self.store(m, Some(given));
+        true
     }
 
     fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Gc<'m, T>>, GcError> {

@@ -2,9 +2,9 @@
 //!
 //! They are objects like others, made of the public interface alone. A program allocates one, or has
 //! it as a field of an object of its own. All mutators of the heap can use one at the same time:
-//! whatever changes is one compare-and-exchange of a reference. So an insertion or removal that fails
-//! has changed nothing, and none waits for another. Code of the program (`Hash`, `Ord`, [`MapKey`]) is
-//! never called in the middle of a change.
+//! whatever changes is one store to a reference, after all that may fail. So an insertion or removal that
+//! fails has changed nothing. Code of the program (`Hash`, `Ord`, [`MapKey`]) is never called in the
+//! middle of a change, and a thread that reads waits for no other.
 //!
 //! An operation fails with [`GcError::SafepointDue`] or
 //! [`FarError::NearFull`](farfield::FarError::NearFull) as others do;

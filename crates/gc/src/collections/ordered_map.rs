@@ -1,10 +1,13 @@
-//! Map from keys to values, in the order of the keys: a B+ tree whose nodes do not change.
+//! Map from keys to values, in the order of the keys: a B+ tree.
 //!
-//! A change makes new nodes from the leaf up to the root, and exchanges the root. So whoever reads
-//! sees the map as it was at one moment, and a copy of the map shares its nodes.
+//! Keys of a node do not change. A change makes a leaf anew and lets one link lead to it: that of the
+//! node above, or where this node cannot stay as it is, one further up. A node that a snapshot may
+//! have, too, is made anew before anything in it changes (Driscoll et al., *Making Data Structures
+//! Persistent*, JCSS 1989, path copying).
 
 use super::{GcError, MapValue, Mutator};
 use crate::FarObject;
+use crate::collections::fields::Sealed;
 use crate::object::{AnyObject, Atom};
 use crate::reference::{Gc, Ref};
 use core::marker::PhantomData;
@@ -25,58 +28,75 @@ const RANGE_MIN: usize = 64;
 /// A value is a number, a [`Ref`], or a [`WeakRef`](crate::WeakRef). Keys are copied, and compared by
 /// their `Ord`; where that contradicts itself, keys may not be found again.
 ///
-/// A change costs a few hundred bytes of garbage for each level of the tree. It is tried again as long
-/// as other threads change the map at the same time.
+/// Another value for a key is one store, if values are a [`Ref`]. Other changes cost a leaf of a few
+/// hundred bytes, the first ones after a [snapshot](OrderedMap::snapshot) one for each level of the tree.
+/// A change is tried again as long as other threads change the map at the same time; it is written in a
+/// few stores, for which they wait. Who reads does not wait.
 #[derive(FarObject)]
 pub struct OrderedMap<K: FarObject + Ord + Copy, V: MapValue> {
     len: Atom<u64>,
-    root: Ref<AnyObject>,
+    /// Twice the number of changes and snapshots; one more while one is being written.
+    version: Atom<u64>,
+    /// Version of the last snapshot. Nodes that are no newer may be part of other maps.
+    shared: Atom<u64>,
+    root: NodeLink,
     items: PhantomData<fn() -> (K, V)>,
 }
 
-/// Key of a leaf and its value, or first key of a node and the node.
+/// Reference to a node, with the version of the map in which the node was made.
+#[derive(FarObject, Default)]
+struct NodeLink {
+    node: Ref<AnyObject>,
+    version: Atom<u64>,
+}
+
+/// What a link is set to.
+#[derive(Clone, Copy)]
+struct LinkedNode<'m> {
+    node: Gc<'m, AnyObject>,
+    version: u64,
+}
+
+/// Key of a leaf and its value, or a link to a node. The keys of that node and those after it are not
+/// less than the key, but for the first link of a node, whose key has no meaning.
 #[derive(FarObject)]
 struct TreeItem<K, V> {
     key: K,
     value: V,
 }
 
-/// Reference to a node below. It is no value of a map, so no leaf has the type of an inner node.
-#[derive(FarObject)]
-struct Child {
-    node: Ref<AnyObject>,
-}
+/// It is no value of a map, so no leaf has the type of an inner node.
+impl MapValue for NodeLink {
+    type Given<'m> = LinkedNode<'m>;
 
-impl MapValue for Child {
-    type Given<'m> = Gc<'m, AnyObject>;
-
-    fn new(_: Gc<'_, AnyObject>) -> Child {
-        Child { node: Ref::null() }
+    fn new(given: LinkedNode<'_>) -> NodeLink {
+        NodeLink { node: Ref::null(), version: Atom::new(given.version) }
     }
 
     #[inline]
-    fn fill(&self, m: &Mutator<'_>, given: Gc<'_, AnyObject>) -> Result<(), GcError> {
-        self.node.store(m, Some(given));
+    fn fill(&self, m: &Mutator<'_>, given: LinkedNode<'_>) -> Result<(), GcError> {
+        self.node.store(m, Some(given.node));
         Ok(())
     }
 
-    fn copy(&self) -> Child {
-        Child { node: Ref::null() }
+    fn copy(&self) -> NodeLink {
+        NodeLink { node: Ref::null(), version: Atom::new(self.version.get()) }
     }
 
     #[inline]
-    fn fill_from(&self, m: &Mutator<'_>, other: &Child) {
+    fn fill_from(&self, m: &Mutator<'_>, other: &NodeLink) {
         self.node.copy_from(m, &other.node);
     }
 
     #[inline]
-    fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Gc<'m, AnyObject>>, GcError> {
-        self.node.load(m)
+    fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<LinkedNode<'m>>, GcError> {
+        let node = self.node.load(m)?;
+        Ok(node.map(|node| LinkedNode { node, version: self.version.get() }))
     }
 }
 
 type Leaf<K, V> = [TreeItem<K, V>];
-type Inner<K> = [TreeItem<K, Child>];
+type Inner<K> = [TreeItem<K, NodeLink>];
 
 /// Item of a node that is being made.
 struct NewItem<'m, K, V: MapValue> {
@@ -89,18 +109,41 @@ enum NewItemValue<'m, V: MapValue> {
     Copy(&'m V),
 }
 
-/// Change of a node: another item at an index, or one more.
+/// Change of a node: an item at an index goes, another one comes there, or both.
 struct ItemChange<'m, K, V: MapValue> {
     index: usize,
-    is_new: bool,
-    key: K,
-    value: V::Given<'m>,
+    removes: bool,
+    inserts: Option<(K, V::Given<'m>)>,
 }
 
-/// Way from the root to a leaf: each inner node, and the index of the child.
+/// Inner node on the way to a leaf.
+struct PathStep<'m, K: FarObject> {
+    node: Gc<'m, Inner<K>>,
+    /// No other map has the node.
+    is_owned: bool,
+    /// Index of the child on the way.
+    index: usize,
+}
+
+/// Way from the root to a leaf.
 struct Path<'m, K: FarObject, V: MapValue> {
-    inner: Vec<(Gc<'m, Inner<K>>, usize)>,
+    inner: Vec<PathStep<'m, K>>,
     leaf: Gc<'m, Leaf<K, V>>,
+    /// No other map has the leaf.
+    is_owned: bool,
+}
+
+/// Right to write into a map, which has this version meanwhile plus one. Dropped, it leaves `next` as the
+/// version.
+struct Writing<'a> {
+    version: &'a Atom<u64>,
+    next: u64,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.version.set(self.next);
+    }
 }
 
 impl<K: FarObject + Ord + Copy, V: MapValue> Default for OrderedMap<K, V> {
@@ -112,57 +155,90 @@ impl<K: FarObject + Ord + Copy, V: MapValue> Default for OrderedMap<K, V> {
 impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Makes an empty map. It can be filled when it is in a heap.
     pub fn new() -> OrderedMap<K, V> {
-        OrderedMap { len: Atom::new(0), root: Ref::null(), items: PhantomData }
+        let (len, version, shared) = (Atom::new(0), Atom::new(0), Atom::new(0));
+        OrderedMap { len, version, shared, root: NodeLink::default(), items: PhantomData }
     }
 
-    /// Returns the number of keys. Those that others insert or remove at this moment may count or
-    /// not.
+    /// Returns the number of keys.
     pub fn len(&self) -> u64 {
         self.len.get()
     }
 
     /// Checks whether the map has no keys.
     pub fn is_empty(&self) -> bool {
-        self.root.is_null()
+        self.root.node.is_null()
+    }
+
+    /// Returns the version, when nobody writes.
+    fn quiet_version(&self) -> u64 {
+        loop {
+            let version = self.version.get();
+            if version.is_multiple_of(2) {
+                return version;
+            }
+            // Whoever writes does so in a few stores, without waiting for anything.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets this thread write, if the map still has this version. Until that is dropped, nothing may fail
+    /// or wait, and no code of the program may be called.
+    fn write(&self, seen: u64) -> Option<Writing<'_>> {
+        self.version.compare_exchange(seen, seen + 1).ok()?;
+        Some(Writing { version: &self.version, next: seen })
     }
 
     /// Makes a map that has what this one has now, and shares it: neither sees later changes of the
-    /// other. Takes a constant time. If others change this map at this moment, the length of the copy
-    /// may stay off by what they do.
+    /// other. Takes a constant time.
     pub fn snapshot<'m>(&self, m: &'m Mutator<'_>) -> Result<Gc<'m, OrderedMap<K, V>>, GcError> {
         let copy = m.alloc(OrderedMap::new())?;
-        copy.len.set(self.len());
-        copy.root.copy_from(m, &self.root);
-        Ok(copy)
+        loop {
+            let seen = self.quiet_version();
+            let Some(mut writing) = self.write(seen) else { continue };
+            writing.next = next_version(seen);
+            self.shared.set(seen);
+            copy.len.set(self.len());
+            copy.version.set(seen);
+            copy.shared.set(seen);
+            copy.root.version.set(self.root.version.get());
+            copy.root.node.copy_from(m, &self.root.node);
+            return Ok(copy);
+        }
     }
 
     /// Returns the value of a key, and brings it near. `None` if the key is not there, or if what its
     /// value leads to was collected.
     pub fn get<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<V::Given<'m>>, GcError> {
-        let Some(root) = self.root.load(m)? else { return Ok(None) };
-        let leaf = Gc::get(Self::leaf(m, root, key)?);
+        let Some(leaf) = self.leaf(m, key)? else { return Ok(None) };
         match leaf.binary_search_by(|item| item.key.cmp(key)) {
-            Ok(index) => leaf[index].value.find(m),
+            Ok(index) => Gc::get(leaf)[index].value.find(m),
             Err(_) => Ok(None),
         }
     }
 
     /// Checks whether the key is there, without bringing its value near.
     pub fn contains(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
-        let Some(root) = self.root.load(m)? else { return Ok(false) };
-        Ok(Self::leaf(m, root, key)?.binary_search_by(|item| item.key.cmp(key)).is_ok())
+        let leaf = self.leaf(m, key)?;
+        Ok(leaf.is_some_and(|leaf| leaf.binary_search_by(|item| item.key.cmp(key)).is_ok()))
     }
 
-    /// Returns the leaf in which a key is, if it is there, from a node on.
-    fn leaf<'m>(m: &'m Mutator<'_>, node: Gc<'m, AnyObject>, key: &K) -> Result<Gc<'m, Leaf<K, V>>, GcError> {
-        Self::descend(m, node, key, |_, _| {})
+    /// Returns the leaf in which a key is, if it is there; `None` if the map is empty. What it returns was
+    /// the key's leaf at some moment during the call, because a node that was replaced does not change.
+    fn leaf<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<Gc<'m, Leaf<K, V>>>, GcError> {
+        let Some(root) = self.root.node.load(m)? else { return Ok(None) };
+        Self::descend(m, root, key, |_, _| {}).map(Some)
     }
 
-    /// Returns the way from a node to the leaf in which a key is, if it is there.
-    fn path<'m>(m: &'m Mutator<'_>, node: Gc<'m, AnyObject>, key: &K) -> Result<Path<'m, K, V>, GcError> {
-        let mut inner = Vec::with_capacity(DEPTH);
-        let leaf = Self::descend(m, node, key, |node, index| inner.push((node, index)))?;
-        Ok(Path { inner, leaf })
+    /// Returns the way to the leaf in which a key is, if it is there; `None` if the map is empty.
+    fn path<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<Path<'m, K, V>>, GcError> {
+        let Some(LinkedNode { node, version }) = self.root.find(m)? else { return Ok(None) };
+        let shared = self.shared.get();
+        let (mut inner, mut is_owned) = (Vec::with_capacity(DEPTH), version > shared);
+        let leaf = Self::descend(m, node, key, |node, index| {
+            inner.push(PathStep { node, is_owned, index });
+            is_owned = node[index].value.version.get() > shared;
+        })?;
+        Ok(Some(Path { inner, leaf, is_owned }))
     }
 
     /// Follows a key from a node on to its leaf, which is returned. Shows each inner node, and the index of
@@ -176,8 +252,9 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     ) -> Result<Gc<'m, Leaf<K, V>>, GcError> {
         while let Some(inner) = node.downcast::<Inner<K>>(m) {
             let index = inner.partition_point(|item| item.key <= *key).saturating_sub(1);
+            let next = child(m, inner, index)?;
             pass(inner, index);
-            node = child(m, inner, index)?;
+            node = next;
         }
         node.downcast(m).ok_or_else(|| foreign(node))
     }
@@ -185,31 +262,24 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Inserts a value, in place of the one that the key has, if any. Returns whether the key is new.
     pub fn insert<'m>(&self, m: &'m Mutator<'_>, key: K, value: V::Given<'m>) -> Result<bool, GcError> {
         loop {
-            let root = self.root.load(m)?;
-            let path = root.map(|root| Self::path(m, root, &key)).transpose()?;
+            let seen = self.quiet_version();
+            let path = self.path(m, &key)?;
             let old = path.as_ref().map_or(&[][..], |path| Gc::get(path.leaf));
             let (index, is_new) = match old.binary_search_by(|item| item.key.cmp(&key)) {
                 Ok(index) => (index, false),
                 Err(index) => (index, true),
             };
+            if !is_new
+                && path.as_ref().is_some_and(|path| path.is_owned)
+                && let Some(mut writing) = self.write(seen)
+                && old[index].value.set(m, value, Sealed)
+            {
+                writing.next = next_version(seen);
+                return Ok(false);
+            }
             let inner = path.map_or(Vec::new(), |path| path.inner);
-            let change = ItemChange { index, is_new, key, value };
-            let len = old.len() + usize::from(is_new);
-            // Nodes are neither cut nor joined, unless the leaf is too large or too small.
-            let is_replaced = if len <= ITEMS_MAX && (len >= ITEMS_MIN || inner.is_empty()) {
-                self.replace_simply(m, root, &inner, old, &change)?
-            } else {
-                let mut items: Vec<_> = old.iter().map(NewItem::copy).collect();
-                let new = NewItem { key, value: NewItemValue::New(value) };
-                if is_new {
-                    items.insert(index, new)
-                } else {
-                    items[index] = new
-                }
-                self.replace(m, root, &inner, items)?
-            };
-            if is_replaced {
-                self.len.fetch_add(u64::from(is_new));
+            let change = ItemChange { index, removes: !is_new, inserts: Some((key, value)) };
+            if self.change(m, seen, &inner, old, change)? {
                 return Ok(is_new);
             }
         }
@@ -218,76 +288,118 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Removes a key. Returns whether it was there.
     pub fn remove(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
         loop {
-            let Some(root) = self.root.load(m)? else { return Ok(false) };
-            let Path { inner, leaf } = Self::path(m, root, key)?;
+            let seen = self.quiet_version();
+            let Some(Path { inner, leaf, .. }) = self.path(m, key)? else { return Ok(false) };
             let Ok(index) = leaf.binary_search_by(|item| item.key.cmp(key)) else { return Ok(false) };
-            let mut items: Vec<_> = Gc::get(leaf).iter().map(NewItem::copy).collect();
-            items.remove(index);
-            if self.replace(m, Some(root), &inner, items)? {
-                self.len.fetch_add(u64::MAX);
+            let change = ItemChange { index, removes: true, inserts: None };
+            if self.change(m, seen, &inner, Gc::get(leaf), change)? {
                 return Ok(true);
             }
         }
     }
 
-    /// Makes a leaf with this change, in place of one to which this way leads, and each node above it
-    /// with the same number of children. Returns `false` as [`OrderedMap::replace`] does.
-    fn replace_simply<'m>(
+    /// Makes a leaf with this change, in place of one to which this way leads. Returns as
+    /// [`OrderedMap::link`] does.
+    fn change<'m>(
         &self,
         m: &'m Mutator<'_>,
-        seen: Option<Gc<'m, AnyObject>>,
-        inner: &[(Gc<'m, Inner<K>>, usize)],
-        leaf: &[TreeItem<K, V>],
-        change: &ItemChange<'m, K, V>,
+        seen: u64,
+        inner: &[PathStep<'m, K>],
+        leaf: &'m [TreeItem<K, V>],
+        change: ItemChange<'m, K, V>,
     ) -> Result<bool, GcError> {
-        let leaf = make_changed(m, leaf, change)?;
-        let (mut key, mut node) = (leaf[0].key, leaf.as_any());
-        for (above, index) in inner.iter().rev() {
-            let change = ItemChange { index: *index, is_new: false, key, value: node };
-            let made = make_changed(m, above, &change)?;
-            (key, node) = (made[0].key, made.as_any());
+        let more = u64::from(change.inserts.is_some()).wrapping_sub(change.removes.into());
+        let len = change.len_of(leaf);
+        // Nodes are neither cut nor joined, unless the leaf is too large or too small.
+        if len <= ITEMS_MAX && (len >= ITEMS_MIN || inner.is_empty() && len > 0) {
+            let node = make_changed(m, leaf, &change)?.as_any();
+            return self.link(m, seen, inner, node, more);
         }
-        Ok(self.root.compare_exchange(m, seen, Some(node)))
+        let mut items: Vec<_> = leaf.iter().map(NewItem::copy).collect();
+        let new = change.inserts.map(|(key, value)| NewItem { key, value: NewItemValue::New(value) });
+        items.splice(change.removed(), new);
+        self.replace(m, seen, inner, items, more)
     }
 
-    /// Makes nodes of these items, in place of a leaf to which this way leads, and a new root. Returns
-    /// `false` if the map has another root meanwhile than `seen`.
+    /// Lets this node be in place of the one to which this way leads. Nodes above it that are shared
+    /// with other maps are made anew.
+    ///
+    /// Returns `false`, and has changed nothing, if the map has another version meanwhile than `seen`.
+    fn link<'m>(
+        &self,
+        m: &'m Mutator<'_>,
+        seen: u64,
+        inner: &[PathStep<'m, K>],
+        mut node: Gc<'m, AnyObject>,
+        more: u64,
+    ) -> Result<bool, GcError> {
+        let made = |node| LinkedNode { node, version: next_version(seen) };
+        for PathStep { node: above, is_owned, index } in inner.iter().rev() {
+            let TreeItem { key, value: link } = &Gc::get(*above)[*index];
+            if *is_owned {
+                return Ok(self.commit(m, seen, link, Some(made(node)), more));
+            }
+            let change = ItemChange { index: *index, removes: true, inserts: Some((*key, made(node))) };
+            node = make_changed(m, above, &change)?.as_any();
+        }
+        Ok(self.commit(m, seen, &self.root, Some(made(node)), more))
+    }
+
+    /// Lets a link lead to this node, and counts so many keys more (or wrapping around, less). Returns
+    /// `false`, and has changed nothing, if the map has another version meanwhile than `seen`.
+    fn commit(&self, m: &Mutator<'_>, seen: u64, link: &NodeLink, node: Option<LinkedNode<'_>>, more: u64) -> bool {
+        let Some(mut writing) = self.write(seen) else { return false };
+        link.node.store(m, node.map(|linked| linked.node));
+        link.version.set(node.map_or(0, |linked| linked.version));
+        self.len.fetch_add(more);
+        writing.next = next_version(seen);
+        true
+    }
+
+    /// Makes nodes of these items, in place of a leaf to which this way leads, and as many of those
+    /// above it as must have other children. Returns as [`OrderedMap::link`] does.
     fn replace<'m>(
         &self,
         m: &'m Mutator<'_>,
-        seen: Option<Gc<'m, AnyObject>>,
-        inner: &[(Gc<'m, Inner<K>>, usize)],
+        seen: u64,
+        inner: &[PathStep<'m, K>],
         mut items: Vec<NewItem<'m, K, V>>,
+        more: u64,
     ) -> Result<bool, GcError> {
-        let mut above = inner.iter().rev();
-        let mut parent = above.next();
-        let mut range = join::<K, V>(m, parent, &mut items)?;
-        let mut nodes = make_nodes(m, &items)?;
-        while let Some((node, _)) = parent {
-            let mut items: Vec<_> = Gc::get(*node).iter().map(NewItem::copy).collect();
+        let version = next_version(seen);
+        let mut above = inner;
+        let mut range = join(m, above.last(), &mut items)?;
+        let mut nodes = make_nodes(m, &items, version)?;
+        while let Some((parent, further)) = above.split_last() {
+            if let ([node], 1) = (&nodes[..], range.len())
+                && let Some(made) = node.value.find(m)?
+            {
+                return self.link(m, seen, above, made.node, more);
+            }
+            let mut items: Vec<_> = Gc::get(parent.node).iter().map(NewItem::copy).collect();
+            let (start, key) = (range.start, items[range.start].key);
+            // What is first there now, has the keys from there on.
+            let begins_there = start == 0 || !nodes.is_empty();
             items.splice(range, nodes);
-            parent = above.next();
-            if parent.is_none() && items.len() == 1 {
+            items.get_mut(start).filter(|_| begins_there).into_iter().for_each(|first| first.key = key);
+            above = further;
+            if above.is_empty() && items.len() == 1 {
                 // A root with one child: the child is the root.
                 nodes = items;
                 break;
             }
-            range = join::<K, Child>(m, parent, &mut items)?;
-            nodes = make_nodes(m, &items)?;
+            range = join(m, above.last(), &mut items)?;
+            nodes = make_nodes(m, &items, version)?;
         }
         while nodes.len() > 1 {
-            nodes = make_nodes(m, &nodes)?;
+            nodes = make_nodes(m, &nodes, version)?;
         }
-        let root = match nodes.pop().map(|node| node.value) {
-            Some(NewItemValue::New(root)) => Some(root),
-            Some(NewItemValue::Copy(root)) => root.find(m)?,
-            None => None,
-        };
-        Ok(self.root.compare_exchange(m, seen, root))
+        let root = nodes.pop().map_or(Ok(None), |root| root.value.find(m))?;
+        Ok(self.commit(m, seen, &self.root, root, more))
     }
 
-    /// Returns up to `most` keys, at least one, from a bound on, in their order, with their values. What
-    /// is far is brought near; values that were collected are left out.
+    /// Returns up to `most` keys, at least one, from a bound on, in their order, with their values, all of
+    /// one moment. What is far is brought near; values that were collected are left out.
     ///
     /// A walk that goes on after the last key, with safepoints in between, sees changes meanwhile; one
     /// over a [snapshot](OrderedMap::snapshot) does not.
@@ -297,8 +409,8 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         from: Bound<K>,
         most: usize,
     ) -> Result<Vec<(K, V::Given<'m>)>, GcError> {
-        let mut found = Vec::with_capacity(most.min(RANGE_MIN));
-        if let Some(root) = self.root.load(m)? {
+        self.of_one_moment(m, |root| {
+            let mut found = Vec::with_capacity(most.min(RANGE_MIN));
             let mut take = |item: &'m TreeItem<K, V>| {
                 if let Some(value) = item.value.find(m)? {
                     found.push((item.key, value));
@@ -306,22 +418,47 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
                 Ok(found.len() < most)
             };
             Self::visit(m, root, from, &mut take)?;
-        }
-        Ok(found)
+            Ok(found)
+        })
     }
 
-    /// Returns up to `most` keys, at least one, from a bound on, in their order, without bringing values
-    /// near.
+    /// Returns up to `most` keys, at least one, from a bound on, in their order, all of one moment, without
+    /// bringing values near.
     pub fn keys(&self, m: &Mutator<'_>, from: Bound<K>, most: usize) -> Result<Vec<K>, GcError> {
-        let mut found = Vec::new();
-        if let Some(root) = self.root.load(m)? {
+        self.of_one_moment(m, |root| {
+            let mut found = Vec::new();
             let mut take = |item: &TreeItem<K, V>| {
                 found.push(item.key);
                 Ok(found.len() < most)
             };
             Self::visit(m, root, from, &mut take)?;
+            Ok(found)
+        })
+    }
+
+    /// Returns what `look` finds from the root on, if nothing changes meanwhile. Otherwise keeps the nodes
+    /// as they are, as a snapshot does, and looks again.
+    fn of_one_moment<'m, T: Default>(
+        &self,
+        m: &'m Mutator<'_>,
+        mut look: impl FnMut(Gc<'m, AnyObject>) -> Result<T, GcError>,
+    ) -> Result<T, GcError> {
+        let mut look = |root: Option<_>| root.map_or(Ok(T::default()), &mut look);
+        let seen = self.quiet_version();
+        let found = look(self.root.node.load(m)?)?;
+        if self.version.get() == seen {
+            return Ok(found);
         }
-        Ok(found)
+        loop {
+            let seen = self.quiet_version();
+            let root = self.root.node.load(m)?;
+            if let Some(mut writing) = self.write(seen) {
+                self.shared.set(seen);
+                writing.next = next_version(seen);
+                drop(writing);
+                return look(root);
+            }
+        }
     }
 
     /// Calls `take` for each item from a bound on, until it returns `false`. Returns whether it did
@@ -360,7 +497,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
 
     /// Returns the last key.
     pub fn last_key(&self, m: &Mutator<'_>) -> Result<Option<K>, GcError> {
-        let Some(mut node) = self.root.load(m)? else { return Ok(None) };
+        let Some(mut node) = self.root.node.load(m)? else { return Ok(None) };
         while let Some(inner) = node.downcast::<Inner<K>>(m) {
             node = child(m, inner, inner.len().saturating_sub(1))?;
         }
@@ -382,20 +519,46 @@ fn child<'m, K: FarObject>(
     child.ok_or_else(|| foreign(inner.as_any()))
 }
 
+impl<K, V: MapValue> ItemChange<'_, K, V> {
+    /// Returns the range of items that go.
+    fn removed(&self) -> core::ops::Range<usize> {
+        self.index..self.index + usize::from(self.removes)
+    }
+
+    /// Returns the number of items that there are afterwards.
+    fn len_of(&self, items: &[TreeItem<K, V>]) -> usize {
+        items.len() + usize::from(self.inserts.is_some()) - usize::from(self.removes)
+    }
+}
+
 impl<'m, K: Copy, V: MapValue> NewItem<'m, K, V> {
     fn copy(item: &'m TreeItem<K, V>) -> NewItem<'m, K, V> {
         NewItem { key: item.key, value: NewItemValue::Copy(&item.value) }
     }
 }
 
+impl<'m> NewItemValue<'m, NodeLink> {
+    fn find(&self, m: &'m Mutator<'_>) -> Result<Option<LinkedNode<'m>>, GcError> {
+        match self {
+            NewItemValue::New(given) => Ok(Some(*given)),
+            NewItemValue::Copy(link) => link.find(m),
+        }
+    }
+}
+
+/// Returns the version of a map after a change or a snapshot.
+fn next_version(seen: u64) -> u64 {
+    seen + 2
+}
+
 /// Adds the items of a neighbour to those of a node that would have too few. Returns the range of
 /// children of the parent that the items are in place of.
 fn join<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
-    parent: Option<&(Gc<'m, Inner<K>>, usize)>,
+    parent: Option<&PathStep<'m, K>>,
     items: &mut Vec<NewItem<'m, K, V>>,
 ) -> Result<core::ops::Range<usize>, GcError> {
-    let Some((parent, index)) = parent else { return Ok(0..0) };
+    let Some(PathStep { node: parent, index, .. }) = parent else { return Ok(0..0) };
     let is_small = !items.is_empty() && items.len() < ITEMS_MIN;
     // The one before, or for the first one that behind.
     let other = if *index > 0 { index - 1 } else { index + 1 };
@@ -419,37 +582,42 @@ fn make_changed<'m, K: FarObject + Copy, V: MapValue>(
     old: &[TreeItem<K, V>],
     change: &ItemChange<'_, K, V>,
 ) -> Result<Gc<'m, [TreeItem<K, V>]>, GcError> {
-    let behind = change.index + usize::from(!change.is_new);
-    let (before, after) = (&old[..change.index], &old[behind..]);
+    let (before, after) = (&old[..change.index], &old[change.removed().end..]);
     let copy = |item: &TreeItem<K, V>| TreeItem { key: item.key, value: item.value.copy() };
-    let node = m.alloc_array(before.len() + 1 + after.len(), |at| match at.checked_sub(change.index) {
-        None => copy(&before[at]),
-        Some(0) => TreeItem { key: change.key, value: V::new(change.value) },
-        Some(from) => copy(&after[from - 1]),
+    let behind = change.len_of(old) - after.len();
+    let node = m.alloc_array(behind + after.len(), |at| match change.inserts {
+        _ if at < before.len() => copy(&before[at]),
+        Some((key, value)) if at < behind => TreeItem { key, value: V::new(value) },
+        _ => copy(&after[at - behind]),
     })?;
-    let (new_before, rest) = Gc::get(node).split_at(change.index);
+    let (first, last) = Gc::get(node).split_at(behind);
     let fill = |new: &[TreeItem<K, V>], old: &[TreeItem<K, V>]| {
         new.iter().zip(old).for_each(|(new, old)| new.value.fill_from(m, &old.value));
     };
-    fill(new_before, before);
-    rest[0].value.fill(m, change.value)?;
-    fill(&rest[1..], after);
+    fill(first, before);
+    if let Some((_, value)) = change.inserts {
+        first[change.index].value.fill(m, value)?;
+    }
+    fill(last, after);
     Ok(node)
 }
 
-/// Makes as many nodes of items as are needed. Returns each with its first key.
+/// Makes as many nodes of items as are needed, for this version of the map. Returns each with its first
+/// key.
 fn make_nodes<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
     items: &[NewItem<'m, K, V>],
-) -> Result<Vec<NewItem<'m, K, Child>>, GcError> {
+    version: u64,
+) -> Result<Vec<NewItem<'m, K, NodeLink>>, GcError> {
     let count = items.len().div_ceil(ITEMS_MAX).max(1);
-    items.chunks(items.len().div_ceil(count).max(1)).map(|items| make_node(m, items)).collect()
+    items.chunks(items.len().div_ceil(count).max(1)).map(|items| make_node(m, items, version)).collect()
 }
 
 fn make_node<'m, K: FarObject + Copy, V: MapValue>(
     m: &'m Mutator<'_>,
     items: &[NewItem<'m, K, V>],
-) -> Result<NewItem<'m, K, Child>, GcError> {
+    version: u64,
+) -> Result<NewItem<'m, K, NodeLink>, GcError> {
     let node = m.alloc_array(items.len(), |index| {
         let NewItem { key, value } = &items[index];
         let value = match value {
@@ -464,5 +632,5 @@ fn make_node<'m, K: FarObject + Copy, V: MapValue>(
             NewItemValue::Copy(value) => item.value.fill_from(m, value),
         }
     }
-    Ok(NewItem { key: items[0].key, value: NewItemValue::New(node.as_any()) })
+    Ok(NewItem { key: items[0].key, value: NewItemValue::New(LinkedNode { node: node.as_any(), version }) })
 }

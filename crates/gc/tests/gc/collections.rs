@@ -4,11 +4,12 @@
 use crate::common::{heaps, is_deep, seed};
 use core::hash::{Hash, Hasher};
 use farfield_gc::collections::{AppendLog, MapKey, MapValue, OrderedMap, TrieMap, TriePosition};
-use farfield_gc::{AnyObject, Bytes, FarObject, GcError, Mutator, Ref, Root, WeakRef};
+use farfield_gc::{AnyObject, Bytes, FarObject, Gc, GcError, Mutator, Ref, Referent, Root, WeakRef};
 use fastrand::Rng;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 fn steps(few: usize, many: usize) -> usize {
     if is_deep() { many } else { few }
@@ -297,6 +298,22 @@ fn a_map_of_weak_references_keeps_nothing_alive() {
     assert_eq!(first.others.len(), 1999, "entries stay until they are removed");
 }
 
+/// All keys of an ordered map and what `take` makes of their values, with safepoints in between.
+fn in_order<T: Referent + ?Sized, R>(
+    m: &mut Mutator<'_>,
+    map: &Root<OrderedMap<u32, Ref<T>>>,
+    take: impl Fn(&T) -> R,
+) -> Vec<(u32, R)> {
+    let (mut from, mut all) = (Bound::Unbounded, Vec::new());
+    loop {
+        let some = m.get(map).unwrap().range(m, from, 100).unwrap();
+        let Some((last, _)) = some.last() else { return all };
+        from = Bound::Excluded(*last);
+        all.extend(some.iter().map(|(key, value)| (*key, take(value))));
+        m.safepoint().unwrap();
+    }
+}
+
 #[test]
 fn an_ordered_map_is_its_twin() {
     let (_heap, gc) = heaps(1, 64);
@@ -343,14 +360,7 @@ fn an_ordered_map_is_its_twin() {
     }
     snapshots.push((map.clone(), twin.clone()));
     for (snapshot, twin) in snapshots {
-        let (mut from, mut all) = (Bound::Unbounded, Vec::new());
-        loop {
-            let some = m.get(&snapshot).unwrap().range(&m, from, 100).unwrap();
-            let Some((last, _)) = some.last() else { break };
-            from = Bound::Excluded(*last);
-            all.extend(some.iter().map(|(key, text)| (*key, text.to_string())));
-            m.safepoint().unwrap();
-        }
+        let all = in_order(&mut m, &snapshot, |text| text.to_string());
         assert_eq!(all, twin.into_iter().collect::<Vec<_>>());
     }
     let keys: Vec<u32> = twin.into_keys().collect();
@@ -389,6 +399,234 @@ fn threads_that_change_an_ordered_map_lose_nothing_of_each_other() {
     let wanted = (0..each * 4).filter(|key| key / 4 % 2 == 1).map(|key| (key, key % 4));
     assert_eq!(all, wanted.collect::<Vec<_>>());
     assert_eq!(map.len(), all.len() as u64);
+}
+
+/// Maps that share nodes with each other, each beside its twin.
+#[test]
+fn snapshots_and_their_maps_change_without_each_other() {
+    // Of one leaf or a few, and of three levels.
+    change_maps_that_share(40, steps(6000, 300_000));
+    change_maps_that_share(1500, steps(6000, 150_000));
+}
+
+fn change_maps_that_share(keys: u32, total: usize) {
+    let (_heap, gc) = heaps(1, 64);
+    let mut m = gc.enter();
+    let mut random = Rng::with_seed(seed());
+    let first = m.root(m.alloc(OrderedMap::<u32, Ref<u64>>::new()).unwrap());
+    let mut all = vec![(first, BTreeMap::new())];
+    for step in 0..total as u64 {
+        let at = random.usize(..all.len());
+        let (map, twin) = &mut all[at];
+        // Runs of keys grow and shrink, so that nodes are cut and joined at both of their ends.
+        let (begin, inserts) = (random.u32(..keys), random.u32(..10) < 6);
+        for key in begin..begin + random.u32(1..40) {
+            if inserts {
+                let is_new = m.with_room(|m| m.get(map)?.insert(m, key, m.alloc(step)?)).unwrap();
+                assert_eq!(is_new, twin.insert(key, step).is_none());
+            } else {
+                let was_there = m.with_room(|m| m.get(map)?.remove(m, &key)).unwrap();
+                assert_eq!(was_there, twin.remove(&key).is_some());
+            }
+            m.safepoint().unwrap();
+        }
+        assert_eq!(m.get(map).unwrap().len(), twin.len() as u64);
+        if step.is_multiple_of(10) {
+            let copy = (m.with_room(|m| Ok(m.root(m.get(map)?.snapshot(m)?))).unwrap(), twin.clone());
+            match all.len() {
+                ..6 => all.push(copy),
+                len => all[random.usize(..len)] = copy,
+            }
+        }
+        if step.is_multiple_of(100) || step + 1 == total as u64 {
+            let (map, twin) = &all[random.usize(..all.len())];
+            let found = in_order(&mut m, map, |value| *value);
+            assert_eq!(found, twin.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>());
+        }
+        m.safepoint().unwrap();
+    }
+    drop(m);
+    gc.verify().unwrap();
+}
+
+/// The root of a map becomes a leaf that a snapshot has, too.
+#[test]
+fn a_snapshot_keeps_the_leaf_that_its_map_is_left_with() {
+    let (_heap, gc) = heaps(1, 64);
+    let m = gc.enter();
+    let map = m.alloc(OrderedMap::<u32, Ref<u64>>::new()).unwrap();
+    let set = |key, value| map.insert(&m, key, m.alloc(value).unwrap()).unwrap();
+    // Two leaves, the first of which is full.
+    assert!((0..=48).step_by(2).chain((1..22).step_by(2)).all(|key| set(key, 1)));
+    assert!((28..=48).step_by(2).all(|key| map.remove(&m, &key).unwrap()));
+    let snapshot = map.snapshot(&m).unwrap();
+    assert!(map.remove(&m, &26).unwrap() && !set(4, 2));
+    assert_eq!(map.get(&m, &4).unwrap().map(|value| *value), Some(2));
+    assert_eq!(snapshot.get(&m, &4).unwrap().map(|value| *value), Some(1));
+    assert_eq!((map.len(), snapshot.len()), (24, 25));
+}
+
+/// Value that does what it likes when it is looked at.
+#[derive(FarObject)]
+struct Looked(Ref<u64>);
+
+std::thread_local! {
+    static MEANWHILE: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// Does what somebody else would do now. What that looks at does nothing more.
+fn do_meanwhile() {
+    if let Some(mut meanwhile) = MEANWHILE.take() {
+        meanwhile();
+        MEANWHILE.set(Some(meanwhile));
+    }
+}
+
+impl MapValue for Looked {
+    type Given<'m> = Gc<'m, u64>;
+
+    fn new(_: Gc<'_, u64>) -> Looked {
+        Looked(Ref::null())
+    }
+
+    fn fill(&self, m: &Mutator<'_>, given: Gc<'_, u64>) -> Result<(), GcError> {
+        self.0.store(m, Some(given));
+        Ok(())
+    }
+
+    fn copy(&self) -> Looked {
+        Looked(Ref::null())
+    }
+
+    fn fill_from(&self, m: &Mutator<'_>, other: &Looked) {
+        self.0.copy_from(m, &other.0);
+    }
+
+    fn find<'m>(&self, m: &'m Mutator<'_>) -> Result<Option<Gc<'m, u64>>, GcError> {
+        do_meanwhile();
+        self.0.load(m)
+    }
+}
+
+/// Each look at a value changes all values, so any two looks are at different moments.
+#[test]
+fn a_range_is_of_one_moment_though_the_map_changes_all_the_time() {
+    const KEYS: u64 = 40;
+    let (_heap, gc) = heaps(8, 64);
+    let gc = Arc::new(gc);
+    let m = gc.enter();
+    let map = m.root(m.alloc(OrderedMap::<u64, Looked>::new()).unwrap());
+    let count_up = |m: &Mutator<'_>, map: &OrderedMap<u64, Looked>, round: u64| {
+        for key in 0..KEYS {
+            map.insert(m, key, m.alloc(round).unwrap()).unwrap();
+        }
+        map.insert(m, KEYS + round, m.alloc(round).unwrap()).unwrap();
+    };
+    count_up(&m, &m.get(&map).unwrap(), 0);
+    let (other_gc, other_map, mut round) = (Arc::clone(&gc), map.clone(), 0);
+    MEANWHILE.set(Some(Box::new(move || {
+        round += 1;
+        let m = other_gc.enter();
+        count_up(&m, &m.get(&other_map).unwrap(), round);
+    })));
+    let found = m.get(&map).unwrap().range(&m, Bound::Unbounded, usize::MAX).unwrap();
+    MEANWHILE.set(None);
+    let round = *found[0].1;
+    assert!(round > 0, "it changed meanwhile");
+    assert!(found[..KEYS as usize].iter().all(|(_, value)| **value == round));
+    assert!(found[KEYS as usize..].iter().map(|(key, _)| *key).eq(KEYS..=KEYS + round));
+}
+
+/// One thread counts all values up, from the first key to the last, and inserts and removes keys between
+/// them. So at each moment they fall by one at most, at one key.
+#[test]
+fn snapshots_beside_a_thread_that_changes_the_map_are_of_one_moment() {
+    const KEYS: u64 = 120;
+    let (_heap, gc) = heaps(2, 64);
+    let map = gc.enter().with_room(|m| Ok(m.root(m.alloc(OrderedMap::<u64, Ref<u64>>::new())?))).unwrap();
+    let rounds = steps(60, 2000) as u64;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut m = gc.enter();
+            for round in 1..=rounds {
+                for key in 0..KEYS {
+                    m.with_room(|m| m.get(&map)?.insert(m, 2 * key, m.alloc(round)?)).unwrap();
+                    let between = 2 * ((key + round) % KEYS) + 1;
+                    m.with_room(|m| match round % 2 {
+                        0 => m.get(&map)?.remove(m, &between),
+                        _ => m.get(&map)?.insert(m, between, m.alloc(round)?),
+                    })
+                    .unwrap();
+                    m.safepoint().unwrap();
+                }
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let (mut m, mut last) = (gc.enter(), 0);
+                while last < rounds {
+                    let found = m.with_room(|m| {
+                        let found = m.get(&map)?.snapshot(m)?.range(m, Bound::Unbounded, usize::MAX)?;
+                        Ok(found.iter().filter(|(key, _)| key % 2 == 0).map(|(_, value)| **value).collect::<Vec<_>>())
+                    });
+                    let values = found.unwrap();
+                    let first = values.first().copied().unwrap_or(0);
+                    last = values.last().copied().unwrap_or(0);
+                    assert!(values.is_sorted_by(|a, b| a >= b) && first - last <= 1, "{values:?}");
+                    m.safepoint().unwrap();
+                }
+            });
+        }
+    });
+    let m = gc.enter();
+    let map = m.get(&map).unwrap();
+    assert_eq!(map.len(), map.keys(&m, Bound::Unbounded, usize::MAX).unwrap().len() as u64);
+}
+
+/// Key that does what it likes when it is compared.
+#[derive(FarObject, Clone, Copy, PartialEq, Eq)]
+struct Restless(u64);
+
+impl PartialOrd for Restless {
+    fn partial_cmp(&self, other: &Restless) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Restless {
+    fn cmp(&self, other: &Restless) -> core::cmp::Ordering {
+        do_meanwhile();
+        self.0.cmp(&other.0)
+    }
+}
+
+#[test]
+fn a_key_that_changes_an_ordered_map_while_it_is_compared_loses_nothing() {
+    let (_heap, gc) = heaps(4, 32);
+    let gc = Arc::new(gc);
+    let m = gc.enter();
+    let map = m.root(m.alloc(OrderedMap::<Restless, u64>::new()).unwrap());
+    for number in 0..100 {
+        m.get(&map).unwrap().insert(&m, Restless(number), number).unwrap();
+    }
+    let (other_gc, other_map, mut next) = (Arc::clone(&gc), map.clone(), 1000);
+    MEANWHILE.set(Some(Box::new(move || {
+        next += 1;
+        if next <= 1050 {
+            let m = other_gc.enter();
+            let map = m.get(&other_map).unwrap();
+            assert!(map.insert(&m, Restless(next), next).unwrap() && map.remove(&m, &Restless(next - 1001)).unwrap());
+        }
+    })));
+    let found = m.get(&map).unwrap();
+    assert!(!found.insert(&m, Restless(70), 7).unwrap() && found.remove(&m, &Restless(80)).unwrap());
+    assert!(!found.snapshot(&m).unwrap().is_empty());
+    assert_eq!(found.get(&m, &Restless(70)).unwrap(), Some(7));
+    MEANWHILE.set(None);
+    let found: Vec<_> = found.range(&m, Bound::Unbounded, 500).unwrap();
+    let wanted = (50..100).filter(|number| *number != 80).chain(1001..1051);
+    let wanted: Vec<_> = wanted.map(|number| (Restless(number), if number == 70 { 7 } else { number })).collect();
+    assert!(found.len() == wanted.len() && found.iter().zip(&wanted).all(|(a, b)| a.0.0 == b.0.0 && a.1 == b.1));
 }
 
 #[derive(FarObject)]
