@@ -37,14 +37,15 @@ pub struct OrderedMap<K: FarObject + Ord + Copy, V: MapValue> {
     len: Atom<u64>,
     /// Twice the number of changes and snapshots; one more while one is being written.
     version: Atom<u64>,
-    /// Version of the last snapshot. Nodes that are no newer may be part of other maps.
+    /// Version in which the last snapshot was taken. Nodes that are no newer may be part of other maps; the
+    /// first change afterwards makes the root anew.
     shared: Atom<u64>,
-    root: NodeLink,
+    root: Ref<AnyObject>,
     items: PhantomData<fn() -> (K, V)>,
 }
 
 /// Reference to a node, with the version of the map in which the node was made.
-#[derive(FarObject, Default)]
+#[derive(FarObject)]
 struct NodeLink {
     node: Ref<AnyObject>,
     version: Atom<u64>,
@@ -155,8 +156,9 @@ impl<K: FarObject + Ord + Copy, V: MapValue> Default for OrderedMap<K, V> {
 impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Makes an empty map. It can be filled when it is in a heap.
     pub fn new() -> OrderedMap<K, V> {
-        let (len, version, shared) = (Atom::new(0), Atom::new(0), Atom::new(0));
-        OrderedMap { len, version, shared, root: NodeLink::default(), items: PhantomData }
+        // Not changed since a snapshot of nothing.
+        let (len, version, shared) = (Atom::new(0), Atom::new(next_version(0)), Atom::new(0));
+        OrderedMap { len, version, shared, root: Ref::null(), items: PhantomData }
     }
 
     /// Returns the number of keys.
@@ -166,7 +168,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
 
     /// Checks whether the map has no keys.
     pub fn is_empty(&self) -> bool {
-        self.root.node.is_null()
+        self.root.is_null()
     }
 
     /// Returns the version, when nobody writes.
@@ -198,10 +200,9 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             writing.next = next_version(seen);
             self.shared.set(seen);
             copy.len.set(self.len());
-            copy.version.set(seen);
+            copy.version.set(writing.next);
             copy.shared.set(seen);
-            copy.root.version.set(self.root.version.get());
-            copy.root.node.copy_from(m, &self.root.node);
+            copy.root.copy_from(m, &self.root);
             return Ok(copy);
         }
     }
@@ -225,16 +226,17 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     /// Returns the leaf in which a key is, if it is there; `None` if the map is empty. What it returns was
     /// the key's leaf at some moment during the call, because a node that was replaced does not change.
     fn leaf<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<Gc<'m, Leaf<K, V>>>, GcError> {
-        let Some(root) = self.root.node.load(m)? else { return Ok(None) };
+        let Some(root) = self.root.load(m)? else { return Ok(None) };
         Self::descend(m, root, key, |_, _| {}).map(Some)
     }
 
-    /// Returns the way to the leaf in which a key is, if it is there; `None` if the map is empty.
-    fn path<'m>(&self, m: &'m Mutator<'_>, key: &K) -> Result<Option<Path<'m, K, V>>, GcError> {
-        let Some(LinkedNode { node, version }) = self.root.find(m)? else { return Ok(None) };
+    /// Returns the way to the leaf in which a key is, if it is there, in this version; `None` if the map is
+    /// empty.
+    fn path<'m>(&self, m: &'m Mutator<'_>, seen: u64, key: &K) -> Result<Option<Path<'m, K, V>>, GcError> {
+        let Some(root) = self.root.load(m)? else { return Ok(None) };
         let shared = self.shared.get();
-        let (mut inner, mut is_owned) = (Vec::with_capacity(DEPTH), version > shared);
-        let leaf = Self::descend(m, node, key, |node, index| {
+        let (mut inner, mut is_owned) = (Vec::with_capacity(DEPTH), seen > next_version(shared));
+        let leaf = Self::descend(m, root, key, |node, index| {
             inner.push(PathStep { node, is_owned, index });
             is_owned = node[index].value.version.get() > shared;
         })?;
@@ -263,7 +265,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     pub fn insert<'m>(&self, m: &'m Mutator<'_>, key: K, value: V::Given<'m>) -> Result<bool, GcError> {
         loop {
             let seen = self.quiet_version();
-            let path = self.path(m, &key)?;
+            let path = self.path(m, seen, &key)?;
             let old = path.as_ref().map_or(&[][..], |path| Gc::get(path.leaf));
             let (index, is_new) = match old.binary_search_by(|item| item.key.cmp(&key)) {
                 Ok(index) => (index, false),
@@ -271,10 +273,10 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             };
             if !is_new
                 && path.as_ref().is_some_and(|path| path.is_owned)
-                && let Some(mut writing) = self.write(seen)
+                && let Some(writing) = self.write(seen)
                 && old[index].value.set(m, value, Sealed)
             {
-                writing.next = next_version(seen);
+                self.end_change(writing, 0);
                 return Ok(false);
             }
             let inner = path.map_or(Vec::new(), |path| path.inner);
@@ -289,7 +291,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     pub fn remove(&self, m: &Mutator<'_>, key: &K) -> Result<bool, GcError> {
         loop {
             let seen = self.quiet_version();
-            let Some(Path { inner, leaf, .. }) = self.path(m, key)? else { return Ok(false) };
+            let Some(Path { inner, leaf, .. }) = self.path(m, seen, key)? else { return Ok(false) };
             let Ok(index) = leaf.binary_search_by(|item| item.key.cmp(key)) else { return Ok(false) };
             let change = ItemChange { index, removes: true, inserts: None };
             if self.change(m, seen, &inner, Gc::get(leaf), change)? {
@@ -333,27 +335,34 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         mut node: Gc<'m, AnyObject>,
         more: u64,
     ) -> Result<bool, GcError> {
-        let made = |node| LinkedNode { node, version: next_version(seen) };
+        let version = next_version(seen);
         for PathStep { node: above, is_owned, index } in inner.iter().rev() {
             let TreeItem { key, value: link } = &Gc::get(*above)[*index];
             if *is_owned {
-                return Ok(self.commit(m, seen, link, Some(made(node)), more));
+                let Some(writing) = self.write(seen) else { return Ok(false) };
+                link.node.store(m, Some(node));
+                link.version.set(version);
+                self.end_change(writing, more);
+                return Ok(true);
             }
-            let change = ItemChange { index: *index, removes: true, inserts: Some((*key, made(node))) };
-            node = make_changed(m, above, &change)?.as_any();
+            let inserts = Some((*key, LinkedNode { node, version }));
+            node = make_changed(m, above, &ItemChange { index: *index, removes: true, inserts })?.as_any();
         }
-        Ok(self.commit(m, seen, &self.root, Some(made(node)), more))
+        Ok(self.set_root(m, seen, Some(node), more))
     }
 
-    /// Lets a link lead to this node, and counts so many keys more (or wrapping around, less). Returns
-    /// `false`, and has changed nothing, if the map has another version meanwhile than `seen`.
-    fn commit(&self, m: &Mutator<'_>, seen: u64, link: &NodeLink, node: Option<LinkedNode<'_>>, more: u64) -> bool {
-        let Some(mut writing) = self.write(seen) else { return false };
-        link.node.store(m, node.map(|linked| linked.node));
-        link.version.set(node.map_or(0, |linked| linked.version));
-        self.len.fetch_add(more);
-        writing.next = next_version(seen);
+    /// Lets this node be the root, which no other map has. Returns as [`OrderedMap::link`] does.
+    fn set_root(&self, m: &Mutator<'_>, seen: u64, node: Option<Gc<'_, AnyObject>>, more: u64) -> bool {
+        let Some(writing) = self.write(seen) else { return false };
+        self.root.store(m, node);
+        self.end_change(writing, more);
         true
+    }
+
+    /// Counts so many keys more, or wrapping around, less, and ends a change.
+    fn end_change(&self, mut writing: Writing<'_>, more: u64) {
+        self.len.fetch_add(more);
+        writing.next = next_version(writing.next);
     }
 
     /// Makes nodes of these items, in place of a leaf to which this way leads, and as many of those
@@ -383,10 +392,12 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             items.splice(range, nodes);
             items.get_mut(start).filter(|_| begins_there).into_iter().for_each(|first| first.key = key);
             above = further;
-            if above.is_empty() && items.len() == 1 {
+            if let ([], [only]) = (above, &items[..])
+                && let Some(only) = only.value.find(m)?
+                && only.version > self.shared.get()
+            {
                 // A root with one child: the child is the root.
-                nodes = items;
-                break;
+                return Ok(self.set_root(m, seen, Some(only.node), more));
             }
             range = join(m, above.last(), &mut items)?;
             nodes = make_nodes(m, &items, version)?;
@@ -395,7 +406,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
             nodes = make_nodes(m, &nodes, version)?;
         }
         let root = nodes.pop().map_or(Ok(None), |root| root.value.find(m))?;
-        Ok(self.commit(m, seen, &self.root, root, more))
+        Ok(self.set_root(m, seen, root.map(|root| root.node), more))
     }
 
     /// Returns up to `most` keys, at least one, from a bound on, in their order, with their values, all of
@@ -445,13 +456,13 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
     ) -> Result<T, GcError> {
         let mut look = |root: Option<_>| root.map_or(Ok(T::default()), &mut look);
         let seen = self.quiet_version();
-        let found = look(self.root.node.load(m)?)?;
+        let found = look(self.root.load(m)?)?;
         if self.version.get() == seen {
             return Ok(found);
         }
         loop {
             let seen = self.quiet_version();
-            let root = self.root.node.load(m)?;
+            let root = self.root.load(m)?;
             if let Some(mut writing) = self.write(seen) {
                 self.shared.set(seen);
                 writing.next = next_version(seen);
@@ -497,7 +508,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
 
     /// Returns the last key.
     pub fn last_key(&self, m: &Mutator<'_>) -> Result<Option<K>, GcError> {
-        let Some(mut node) = self.root.node.load(m)? else { return Ok(None) };
+        let Some(mut node) = self.root.load(m)? else { return Ok(None) };
         while let Some(inner) = node.downcast::<Inner<K>>(m) {
             node = child(m, inner, inner.len().saturating_sub(1))?;
         }
