@@ -94,6 +94,16 @@ pub(super) struct Tracer<'a> {
     pub(super) live: LiveHeap,
 }
 
+/// Place in which an object lies.
+#[derive(Clone, Copy)]
+struct ObjectPlace {
+    unit: UnitId,
+    /// Bytes from the object's header to the end of the unit.
+    room: usize,
+    /// The unit is one page.
+    is_in_page: bool,
+}
+
 /// Object that was found where its entry says.
 pub(super) struct FoundObject<'l> {
     layout: &'l TypeLayout,
@@ -254,9 +264,8 @@ impl<'a> Tracer<'a> {
             scope.load_ahead(page, offset);
         }
         for entry in entries {
-            let at = self.heap.entries.load_near(scope, *entry).ok();
             // What lies nowhere is found out when it is looked at.
-            if let Some(at) = at.filter(|at| self.old.unit_of(at.page()).is_some()) {
+            if let Ok(at) = self.heap.entries.load_near(scope, *entry) {
                 scope.load_ahead(at.page(), usize::from(at.card()) * CARD_BYTES);
             }
         }
@@ -299,12 +308,11 @@ impl<'a> Tracer<'a> {
     /// Looks at an object that is near, or in a copy of its page, or does not lie in one page alone.
     /// False if it is none of these.
     fn trace_at_if_here(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<bool, GcError> {
-        let page = at.page();
-        let region = self.old.unit_of(page).and_then(|id| self.old.get(id.0));
-        if region.is_none_or(|region| region.purpose != UnitPurpose::OBJECTS) || scope.near(page).is_some() {
-            self.trace_at(scope, entry, at)?;
+        let (place, page) = (self.place_of(entry, at)?, at.page());
+        if !place.is_in_page || scope.near(page).is_some() {
+            self.trace_in(scope, entry, at, place)?;
         } else if self.far.copy(page).is_some() {
-            self.trace_copy(entry, at)?;
+            self.trace_copy(entry, at, place)?;
         } else {
             return Ok(false);
         }
@@ -344,7 +352,7 @@ impl<'a> Tracer<'a> {
             if self.far.is_waiting(entry) {
                 let at = EntryWord::new(page, card, 0);
                 match self.far.copy(page) {
-                    Some(_) => self.trace_copy(entry, at)?,
+                    Some(_) => self.place_of(entry, at).and_then(|place| self.trace_copy(entry, at, place))?,
                     None => retry(scope, |scope| self.trace_at(scope, entry, at))?,
                 }
                 self.far.end_wait(entry);
@@ -463,12 +471,12 @@ impl<'a> Tracer<'a> {
         let elsewhere: Vec<&ElsewhereObject> = unasked.iter().filter(|other| self.marking.mark(other.entry)).collect();
         for ((object, references), _) in traced.with_references().zip(&are_new).filter(|(_, is_new)| **is_new) {
             let at = EntryWord::new(object.page, object.card, 0);
-            let (unit, room) = self.place_of(object.entry, at)?;
-            self.occupy(object.entry, unit, at)?;
-            if u64::from(object.bytes) > room as u64 {
+            let place = self.place_of(object.entry, at)?;
+            self.occupy(object.entry, place.unit, at)?;
+            if u64::from(object.bytes) > place.room as u64 {
                 return Err(GcError::Damaged { entry: object.entry, what: LARGER });
             }
-            self.count(unit, object.bytes.into());
+            self.count(place.unit, object.bytes.into());
             self.live.traced_at_servers += 1;
             references.iter().try_for_each(|next| self.mark(*next))?;
         }
@@ -577,7 +585,18 @@ impl<'a> Tracer<'a> {
 
     /// Brings an object near whose entry has this word, and marks what it leads to.
     fn trace_at(&mut self, scope: &SpaceScope<'_>, entry: u32, at: EntryWord) -> Result<(), GcError> {
-        let (unit, room) = self.place_of(entry, at)?;
+        let place = self.place_of(entry, at)?;
+        self.trace_in(scope, entry, at, place)
+    }
+
+    /// Brings an object near that lies in this place, as its entry says, and marks what it leads to.
+    fn trace_in(
+        &mut self,
+        scope: &SpaceScope<'_>,
+        entry: u32,
+        at: EntryWord,
+        ObjectPlace { unit, room, .. }: ObjectPlace,
+    ) -> Result<(), GcError> {
         let base = self.bring(scope, at.page())?;
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
@@ -596,8 +615,12 @@ impl<'a> Tracer<'a> {
     }
 
     /// Looks at an object in the copy of its page, and marks what it leads to.
-    fn trace_copy(&mut self, entry: u32, at: EntryWord) -> Result<(), GcError> {
-        let (unit, room) = self.place_of(entry, at)?;
+    fn trace_copy(
+        &mut self,
+        entry: u32,
+        at: EntryWord,
+        ObjectPlace { unit, room, .. }: ObjectPlace,
+    ) -> Result<(), GcError> {
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
         let bytes = self.far.copy(at.page()).and_then(|bytes| bytes.get(first..)).unwrap_or_default();
@@ -615,13 +638,14 @@ impl<'a> Tracer<'a> {
         marked
     }
 
-    /// Returns the unit in which an object lies, and the bytes from its header to the end of that.
-    fn place_of(&self, entry: u32, at: EntryWord) -> Result<(UnitId, usize), GcError> {
+    /// Returns the place in which an object lies, as its entry says.
+    fn place_of(&self, entry: u32, at: EntryWord) -> Result<ObjectPlace, GcError> {
         let found = self.old.unit_of(at.page()).and_then(|id| Some((id, self.old.get(id.0)?)));
         match found {
             Some((id, region)) if at.is_used() && region.page(id.1) == at.page() => match region.purpose {
                 UnitPurpose::Objects { pages } => {
-                    Ok((id, pages as usize * PAGE_BYTES - usize::from(at.card()) * CARD_BYTES))
+                    let room = pages as usize * PAGE_BYTES - usize::from(at.card()) * CARD_BYTES;
+                    Ok(ObjectPlace { unit: id, room, is_in_page: pages == 1 })
                 }
                 UnitPurpose::Entries => Err(GcError::Damaged { entry, what: "it lies in a page of entries" }),
             },
