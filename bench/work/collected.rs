@@ -63,6 +63,9 @@ pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("traced_pages", (stats.read_pages + stats.brought_pages) as f64),
         ("arrived_objects", stats.arrived_objects as f64),
         ("waited_ms", stats.waited.as_secs_f64() * 1e3),
+        ("stalls", stats.stalls as f64),
+        ("stalled_ms", stats.stalled.as_secs_f64() * 1e3),
+        ("longest_stall_ms", stats.longest_stall.as_secs_f64() * 1e3),
     ] {
         outcome.figure(name, value);
     }

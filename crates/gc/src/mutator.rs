@@ -24,6 +24,7 @@ use farfield_core::gc::{
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Pages that a safepoint reserves for its mutator, at least and at most, and the part of the limit
 /// in between that all mutators share.
@@ -790,7 +791,9 @@ impl<'gc> Mutator<'gc> {
             let Some(number) = mode.map_or_else(|| cycles.running(), |mode| Some(cycles.request(mode))) else {
                 continue;
             };
+            let begun = Instant::now();
             collected = self.wait_for_cycle(number);
+            self.heap.counters.count_stall(begun.elapsed());
             // What is there is enough, though perhaps nothing could be collected.
             if self.fill_reserve(need, u64::MAX) {
                 return Ok(());

@@ -61,6 +61,12 @@ pub struct GcStats {
     pub last_pause: Duration,
     /// Time of the longest stop.
     pub longest_pause: Duration,
+    /// Number of times that a mutator has waited at a safepoint, because the limit was reached.
+    pub stalls: u64,
+    /// Time of these waits, in all.
+    pub stalled: Duration,
+    /// Time of the longest of them.
+    pub longest_stall: Duration,
     /// Histogram of the stops. The classes are shorter than 2 µs, shorter than 4 µs, and so on; the
     /// last one has all longer stops.
     pub pause_counts: [u64; GcStats::PAUSE_CLASSES],
@@ -91,8 +97,8 @@ impl GcStats {
         notice_lines!("gc_", GcStats, self;
             numbers limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers
             read_pages brought_pages arrived_objects flushed_pages freed_pages moved_objects moved_bytes
-            moved_at_servers evacuation_read_pages server_moves_given_up moves_given_up pauses;
-            durations last_collection waited paused last_pause longest_pause;
+            moved_at_servers evacuation_read_pages server_moves_given_up moves_given_up pauses stalls;
+            durations last_collection waited paused last_pause longest_pause stalled longest_stall;
             lists pause_counts)
     }
 
@@ -155,6 +161,15 @@ impl CollectionCounters {
 
     pub(crate) fn count_pause(&self, pause: Duration) {
         self.update(|stats| stats.count_pause(pause));
+    }
+
+    /// Counts a wait of a mutator for memory.
+    pub(crate) fn count_stall(&self, stall: Duration) {
+        self.update(|stats| {
+            stats.stalls += 1;
+            stats.stalled += stall;
+            stats.longest_stall = stats.longest_stall.max(stall);
+        });
     }
 
     pub(crate) fn count_given_up(&self) {

@@ -166,6 +166,10 @@ pub(super) fn render(heap: &HeapRow, text: &mut String) {
         ));
         parts.push(format!("{} collections, the last took {}", count("gc_collections"), time("gc_last_collection_ns")));
         parts.push(format!("{} stops of up to {}", count("gc_pauses"), time("gc_longest_pause_ns")));
+        if number("gc_stalls") != 0 {
+            let (stalls, longest) = (count("gc_stalls"), time("gc_longest_stall_ns"));
+            parts.push(format!("{stalls} waits for collections of up to {longest}: a higher limit makes them rarer"));
+        }
     }
     write_parts(text, &parts);
 }

@@ -77,6 +77,7 @@ const OF_HEAPS: [(&str, MetricKind, &str); 39] = [
     ("gc_moves_given_up", Count, "Times that moving objects was given up"),
     ("gc_flushed_pages", Count, "Pages that collections have written, so that servers find what is near"),
     ("gc_pauses", Count, "Times that collections stopped the threads of the program"),
+    ("gc_stalls", Count, "Times that a thread has waited for a collection, because the limit was reached"),
 ];
 
 fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {

@@ -40,7 +40,9 @@ fn live_data_above_the_limit_is_refused_and_what_is_dropped_makes_room() {
     assert!(error.to_string().contains("raise the limit"));
     // 4 MiB of objects of 808 bytes, five in a page.
     assert!((4500..5200).contains(&roots.len()), "{}", roots.len());
-    assert!(gc.stats().used_bytes <= 4 * MIB);
+    let stats = gc.stats();
+    assert!(stats.used_bytes <= 4 * MIB);
+    assert!(stats.stalls > 0 && stats.longest_stall <= stats.stalled && !stats.longest_stall.is_zero());
     for root in roots.drain(..).step_by(3) {
         assert_eq!(m.get(&root).unwrap()[99], 1);
         m.blocking(|| ());
