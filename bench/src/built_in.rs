@@ -6,6 +6,7 @@ use anyhow::Result;
 /// All of the project.
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
+        include_str!("../experiments/cluster/decide.toml"),
         include_str!("../experiments/cluster/fig46.toml"),
         include_str!("../experiments/cluster/fig47.toml"),
         include_str!("../experiments/cluster/fig48.toml"),

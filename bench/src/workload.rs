@@ -160,6 +160,7 @@ const WORKLOADS: &[Workload] = &[
     rust("schedule-speed", "simulate", "run"),
     rust("schedule-reference", "compare", "run"),
     rust("schedule-traces", "replay", "job"),
+    rust("decide", "decide", "job"),
     rust("replacement", "replay", "access"),
 ];
 /// What sources in C include.

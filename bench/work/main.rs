@@ -8,6 +8,7 @@ mod collected;
 mod compute;
 mod count;
 mod course;
+mod decide;
 mod deref;
 mod entry;
 mod frame;
@@ -163,6 +164,9 @@ struct Options {
     /// Of the simulated clusters.
     #[command(flatten)]
     schedule: schedule::ScheduleOptions,
+    /// Of the gate of a cluster.
+    #[command(flatten)]
+    decide: decide::DecideOptions,
     /// Of traces of pages.
     #[command(flatten)]
     replacement: replacement::ReplacementOptions,
@@ -292,6 +296,8 @@ enum Workload {
     ScheduleReference,
     /// A recorded trace of a cluster, replayed.
     ScheduleTraces,
+    /// Decisions of the gate of a large cluster, and divisions of a node.
+    Decide,
     /// Accesses of a trace, made or simulated.
     Replacement,
 }
@@ -485,6 +491,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),
         Workload::ScheduleTraces => schedule::run_traces(options),
+        Workload::Decide => decide::run(options),
         Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

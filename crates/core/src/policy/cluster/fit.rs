@@ -3,6 +3,10 @@
 //! Two passes: a node where all of the job is near, else one where it is partly far. Where reclaim
 //! has cores of its own, jobs may use them as long as the node uses no far memory.
 
+mod index;
+
+pub(super) use index::IndexedCluster;
+
 use super::job::JobClass;
 use alloc::vec::Vec;
 

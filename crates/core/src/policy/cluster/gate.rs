@@ -12,7 +12,7 @@
 //! for less. What is charged is never less than the overflow, because no job is charged for more
 //! than its memory.
 
-use super::fit::{Cluster, NodeShape, Shortage};
+use super::fit::{Cluster, IndexedCluster, NodeShape, Shortage};
 use super::job::{ClassError, JobClass, RunTime};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -177,8 +177,9 @@ pub enum GateDecision {
 
 /// Decides about all jobs, which are in the order of their priority, highest first.
 pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<GateDecision> {
-    let mut cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
+    let cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
     let mut decisions = charges(&cluster, jobs);
+    let mut cluster = IndexedCluster::new(cluster);
     let mut is_closed = false;
     // Who fits nowhere now fits nowhere after others were admitted.
     let mut refused: BTreeMap<(u32, u64, u64), GateWait> = BTreeMap::new();
@@ -206,11 +207,9 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
             _ if rules.pool_bytes.is_none() => GateWait::Pool,
             _ if is_closed => GateWait::Turn,
             Some(&reason) => reason,
-            None => match cluster.find(class, 0) {
+            None => match cluster.find(class) {
                 Some(node) => {
-                    let before = cluster.overflow_bytes(node);
-                    cluster.admit(node, class);
-                    let far_bytes = cluster.overflow_bytes(node) - before;
+                    let far_bytes = cluster.admit(node, class);
                     decisions.push(GateDecision::Admit { job: index, node, far_bytes });
                     continue;
                 }
@@ -275,7 +274,7 @@ fn charges(cluster: &Cluster, jobs: &[GateJob]) -> Vec<GateDecision> {
     decisions
 }
 
-fn shortage(cluster: &Cluster, class: &JobClass) -> GateWait {
+fn shortage(cluster: &IndexedCluster, class: &JobClass) -> GateWait {
     if !cluster.takes(class) {
         return GateWait::Never;
     }

@@ -1,0 +1,247 @@
+//! Tournament tree over the nodes of a large cluster, which finds a node without looking at all of them.
+//!
+//! A vertex has the most that any node below it has free, each resource by itself. A search leaves out
+//! what is below a vertex that has too little of one of them. It looks at two vertices for each level
+//! of the tree if the nodes that have enough of one resource have enough of the others too, and at all
+//! of them at worst.
+
+use super::super::job::JobClass;
+use super::{Cluster, NodeClaims, Shortage};
+use alloc::vec::Vec;
+
+/// Cluster with a tree over its nodes. Answers what [`Cluster`] answers, from node 0 on.
+#[derive(Clone, Debug)]
+pub(in crate::policy::cluster) struct IndexedCluster {
+    cluster: Cluster,
+    now: Tree,
+    /// The nodes without any job.
+    empty: Tree,
+}
+
+impl IndexedCluster {
+    pub(in crate::policy::cluster) fn new(cluster: Cluster) -> IndexedCluster {
+        let now = Tree::new(cluster.nodes.iter().map(Free::of));
+        let empty = Tree::new(cluster.nodes.iter().map(|node| Free::of(&node.without_jobs())));
+        IndexedCluster { cluster, now, empty }
+    }
+
+    /// Does what [`Cluster::find`] does.
+    pub(in crate::policy::cluster) fn find(&self, class: &JobClass) -> Option<usize> {
+        self.now.find(class, self.far_free_bytes())
+    }
+
+    /// Does what [`Cluster::takes`] does.
+    pub(in crate::policy::cluster) fn takes(&self, class: &JobClass) -> bool {
+        self.empty.find(class, self.cluster.far_bytes).is_some()
+    }
+
+    /// Does what [`Cluster::shortage`] does.
+    pub(in crate::policy::cluster) fn shortage(&self, class: &JobClass) -> Shortage {
+        let (cores, least) = (u64::from(class.cores()), signed(class.least_bytes()));
+        let has_least = |free: &Free| free.far_cores >= cores && free.spare_bytes >= least;
+        if let Some(most) = self.now.most(has_least, |free| free.headroom_bytes) {
+            let missing = signed(class.memory_bytes()) - most.min(signed(class.memory_bytes()));
+            return Shortage::Far(missing.unsigned_abs().saturating_sub(self.far_free_bytes()));
+        }
+        let most = self.now.most(|free| free.far_cores >= cores, |free| free.spare_bytes);
+        most.map_or(Shortage::Cores, |most| Shortage::Near(least.saturating_sub(most).unsigned_abs()))
+    }
+
+    /// Does what [`Cluster::admit`] does. Returns the additional overflow in bytes.
+    pub(in crate::policy::cluster) fn admit(&mut self, node: usize, class: &JobClass) -> u64 {
+        let before = self.cluster.overflow_bytes(node);
+        self.cluster.admit(node, class);
+        self.now.set(node, Free::of(&self.cluster.nodes[node]));
+        self.cluster.overflow_bytes(node) - before
+    }
+
+    fn far_free_bytes(&self) -> u64 {
+        self.cluster.far_bytes.saturating_sub(self.cluster.far_used_bytes)
+    }
+}
+
+/// What a node has free, or the most of it that any of several nodes has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Free {
+    /// Cores of a job whose memory is near.
+    cores: u64,
+    /// Cores of a job that is partly far.
+    far_cores: u64,
+    /// Near memory that no job asked for.
+    headroom_bytes: i64,
+    /// Near memory beyond the least shares; below 0 if the node does not even have these.
+    spare_bytes: i64,
+}
+
+impl Free {
+    /// No node.
+    const NONE: Free = Free { cores: 0, far_cores: 0, headroom_bytes: 0, spare_bytes: i64::MIN };
+
+    fn of(node: &NodeClaims) -> Free {
+        let NodeClaims { shape, used_cores, asked_bytes, least_bytes } = *node;
+        let cores = u64::from(shape.cores).saturating_sub(used_cores);
+        Free {
+            cores,
+            far_cores: cores.saturating_sub(u64::from(shape.reclaim_cores)),
+            headroom_bytes: signed(shape.memory_bytes.saturating_sub(asked_bytes)),
+            spare_bytes: signed(shape.memory_bytes).saturating_sub(signed(least_bytes)),
+        }
+    }
+
+    fn most(self, other: Free) -> Free {
+        Free {
+            cores: self.cores.max(other.cores),
+            far_cores: self.far_cores.max(other.far_cores),
+            headroom_bytes: self.headroom_bytes.max(other.headroom_bytes),
+            spare_bytes: self.spare_bytes.max(other.spare_bytes),
+        }
+    }
+}
+
+/// Vertices of a complete binary tree: the children of vertex `i` are `2 i` and `2 i + 1`, the root is 1,
+/// and the second half are the nodes.
+#[derive(Clone, Debug)]
+struct Tree(Vec<Free>);
+
+impl Tree {
+    fn new(nodes: impl ExactSizeIterator<Item = Free>) -> Tree {
+        let width = nodes.len().next_power_of_two();
+        let mut vertices = alloc::vec![Free::NONE; 2 * width];
+        for (vertex, node) in vertices[width..].iter_mut().zip(nodes) {
+            *vertex = node;
+        }
+        for vertex in (1..width).rev() {
+            vertices[vertex] = vertices[2 * vertex].most(vertices[2 * vertex + 1]);
+        }
+        Tree(vertices)
+    }
+
+    fn width(&self) -> usize {
+        self.0.len() / 2
+    }
+
+    fn set(&mut self, node: usize, free: Free) {
+        let mut vertex = self.width() + node;
+        self.0[vertex] = free;
+        while vertex > 1 {
+            vertex /= 2;
+            self.0[vertex] = self.0[2 * vertex].most(self.0[2 * vertex + 1]);
+        }
+    }
+
+    /// Finds the first node where all of a job is near, else the first where it fits with this much of the pool.
+    fn find(&self, class: &JobClass, far_free_bytes: u64) -> Option<usize> {
+        let (cores, memory) = (u64::from(class.cores()), signed(class.memory_bytes()));
+        self.first(1, &|free: &Free| free.cores >= cores && free.headroom_bytes >= memory).or_else(|| {
+            if far_free_bytes == 0 {
+                return None;
+            }
+            let (least, near) = (signed(class.least_bytes()), memory.saturating_sub(signed(far_free_bytes)));
+            let fits =
+                |free: &Free| free.far_cores >= cores && free.spare_bytes >= least && free.headroom_bytes >= near;
+            self.first(1, &fits)
+        })
+    }
+
+    fn first(&self, vertex: usize, fits: &impl Fn(&Free) -> bool) -> Option<usize> {
+        if !fits(&self.0[vertex]) {
+            return None;
+        }
+        if vertex >= self.width() {
+            return Some(vertex - self.width());
+        }
+        self.first(2 * vertex, fits).or_else(|| self.first(2 * vertex + 1, fits))
+    }
+
+    /// Returns the most that a node which fits has of something.
+    fn most(&self, fits: impl Fn(&Free) -> bool, of: impl Fn(&Free) -> i64) -> Option<i64> {
+        let mut best = None;
+        self.improve(1, &fits, &of, &mut best);
+        best
+    }
+
+    fn improve(
+        &self,
+        vertex: usize,
+        fits: &impl Fn(&Free) -> bool,
+        of: &impl Fn(&Free) -> i64,
+        best: &mut Option<i64>,
+    ) {
+        let free = &self.0[vertex];
+        if !fits(free) || best.is_some_and(|best| of(free) <= best) {
+            return;
+        }
+        if vertex >= self.width() {
+            *best = Some(of(free));
+            return;
+        }
+        // The child that promises more comes first: it may spare the other one.
+        let left = 2 * vertex;
+        let first = left + usize::from(of(&self.0[left + 1]) > of(&self.0[left]));
+        self.improve(first, fits, of, best);
+        self.improve(first ^ 1, fits, of, best);
+    }
+}
+
+/// Bytes as a signed number; more than there can be become the most that there can be.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a tree that finds another node, or another reason, than looking at all nodes does.
+    use super::super::NodeShape;
+    use super::*;
+    use crate::policy::cluster::job::RunTime;
+
+    fn random_class(random: &mut fastrand::Rng) -> JobClass {
+        let least = 0.2 + 0.8 * random.f64();
+        JobClass::new(1 + random.u32(..6), 1 + random.u64(..150), least, RunTime::Polynomial(Vec::from([1.0]))).unwrap()
+    }
+
+    #[test]
+    fn the_tree_says_what_looking_at_all_nodes_says() {
+        let (mut found, mut refused) = (0, [0; 3]);
+        for seed in 0..300 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let shapes: Vec<NodeShape> = (0..random.usize(..20))
+                .map(|_| NodeShape {
+                    cores: 1 + random.u32(..12),
+                    reclaim_cores: random.u32(..2),
+                    memory_bytes: 50 + random.u64(..100),
+                })
+                .collect();
+            let mut plain = Cluster::new(&shapes, random.u64(..400));
+            for node in 0..shapes.len() {
+                // Somebody else may have more than there is.
+                plain.occupy(node, random.u32(..4), random.u64(..80) * u64::from(random.u8(..4)));
+            }
+            let mut indexed = IndexedCluster::new(plain.clone());
+            for _ in 0..60 {
+                let class = random_class(&mut random);
+                assert_eq!(indexed.takes(&class), plain.takes(&class), "seed {seed}");
+                let node = plain.find(&class, 0);
+                assert_eq!(indexed.find(&class), node, "seed {seed}");
+                match node {
+                    Some(node) => {
+                        let before = plain.overflow_bytes(node);
+                        plain.admit(node, &class);
+                        assert_eq!(indexed.admit(node, &class), plain.overflow_bytes(node) - before, "seed {seed}");
+                        found += 1;
+                    }
+                    None => {
+                        let shortage = plain.shortage(&class);
+                        assert_eq!(indexed.shortage(&class), shortage, "seed {seed}");
+                        refused[match shortage {
+                            Shortage::Cores => 0,
+                            Shortage::Near(_) => 1,
+                            Shortage::Far(_) => 2,
+                        }] += 1;
+                    }
+                }
+            }
+        }
+        assert!(found > 1000 && refused.iter().all(|count| *count > 300), "{found} {refused:?}");
+    }
+}
