@@ -12,6 +12,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/cluster/fig48.toml"),
         include_str!("../experiments/cluster/fig49.toml"),
         include_str!("../experiments/cluster/policies.toml"),
+        include_str!("../experiments/cluster/real.toml"),
         include_str!("../experiments/cluster/reference.toml"),
         include_str!("../experiments/cluster/speed.toml"),
         include_str!("../experiments/cluster/table42.toml"),

@@ -161,6 +161,7 @@ const WORKLOADS: &[Workload] = &[
     rust("schedule-reference", "compare", "run"),
     rust("schedule-traces", "replay", "job"),
     rust("decide", "decide", "job"),
+    rust("paced", "serve", "request"),
     rust("replacement", "replay", "access"),
 ];
 /// What sources in C include.

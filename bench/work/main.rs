@@ -21,6 +21,7 @@ mod hash;
 mod latency;
 mod list;
 mod measure;
+mod paced;
 mod pack;
 mod pagerank;
 mod pages;
@@ -167,6 +168,9 @@ struct Options {
     /// Of the gate of a cluster.
     #[command(flatten)]
     decide: decide::DecideOptions,
+    /// Of jobs that wait as well as compute.
+    #[command(flatten)]
+    paced: paced::PacedOptions,
     /// Of traces of pages.
     #[command(flatten)]
     replacement: replacement::ReplacementOptions,
@@ -298,6 +302,8 @@ enum Workload {
     ScheduleTraces,
     /// Decisions of the gate of a large cluster, and divisions of a node.
     Decide,
+    /// Requests that read some of the data, with waits between them.
+    Paced,
     /// Accesses of a trace, made or simulated.
     Replacement,
 }
@@ -492,6 +498,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ScheduleReference => schedule::run_reference(options),
         Workload::ScheduleTraces => schedule::run_traces(options),
         Workload::Decide => decide::run(options),
+        Workload::Paced => paced::run(options),
         Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

@@ -383,7 +383,7 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     }
     wait_until("the gate says why", || {
         let reason = slurm.farfield(&["gate", "slurm", "--server", &url, "--explain", &format!("{}_1", jobs.id)]);
-        reason.text().contains("no memory server answers")
+        reason.text().contains("a memory server does not answer")
     });
     assert!(jobs.hogs().is_empty(), "nobody starts");
     let server = Server::start_at(&slurm.scratch, "again", url, options);

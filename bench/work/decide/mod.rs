@@ -11,8 +11,8 @@ use crate::random::{Random, mix};
 use anyhow::{Context, Result, bail, ensure};
 use farfield_core::policy::cluster::job::STEPS;
 use farfield_core::policy::cluster::{
-    GateDecision, GateJob, GateNode, GatePhase, GateRules, JobClass, JobProgress, NodeShape, RunTime, SplitRule,
-    Splitter, decide,
+    GateDecision, GateJob, GateNode, GatePhase, GateRules, JobClass, JobProgress, NodeShape, PoolServers, RunTime,
+    SplitRule, Splitter, decide,
 };
 use farfield_core::policy::curve::{Curve, Point};
 use std::time::Instant;
@@ -66,7 +66,12 @@ fn gate(options: &Options, outcome: &mut Outcome) -> Result<u64> {
     ensure!(count > 0 && gate.gate_nodes > 0, "a gate needs nodes and jobs");
     let nodes = vec![GateNode { shape: NODE, foreign_cores: 0, foreign_bytes: 0, is_up: true }; gate.gate_nodes];
     let pool_bytes = NODE.memory_bytes * gate.gate_nodes as u64 / 100 * FAR_PERCENT;
-    let rules = GateRules { pool_bytes: Some(pool_bytes), start_within_s: 30, overtake_within_s: 3600 };
+    let rules = GateRules {
+        pool_bytes: Some(pool_bytes),
+        servers: PoolServers::UNKNOWN,
+        start_within_s: 30,
+        overtake_within_s: 3600,
+    };
     let (mut checksum, mut round_ms, mut admitted) = (0, Vec::new(), 0);
     for round in 0..ROUNDS {
         let mut random = Random::new(options.seed + round);

@@ -10,11 +10,11 @@
 //! jobs. A job that is admitted is charged for the overflow that it adds. When another job ends, the
 //! node's overflow may fall below what its jobs are charged for; the youngest of them is then charged
 //! for less. What is charged is never less than the overflow, because no job is charged for more
-//! than its memory.
+//! than its memory. Beside these books, memory servers must have room: there, what they store counts
+//! if it is more than running jobs were promised.
 
 use super::fit::{Cluster, IndexedCluster, NodeShape, Shortage};
 use super::job::{ClassError, JobClass, RunTime};
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 /// Node of a cluster, as its scheduler describes it.
@@ -74,11 +74,42 @@ impl GateJob {
     }
 }
 
+/// Memory servers behind a pool, together. Amounts are bytes of jobs: copies of the same are counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolServers {
+    /// Bytes that they store now. Servers keep copies of pages that have come near, so it can be more
+    /// than jobs were promised.
+    pub stored_bytes: u64,
+    /// Bytes that they can store.
+    pub capacity_bytes: u64,
+}
+
+impl PoolServers {
+    /// Servers of which nothing is known.
+    pub const UNKNOWN: PoolServers = PoolServers { stored_bytes: 0, capacity_bytes: u64::MAX };
+
+    /// Returns the bytes for which there is room: of what servers store and what running jobs were
+    /// promised the larger counts, beside what was promised to jobs that have not started.
+    fn room_bytes(&self, jobs: &[GateJob]) -> u64 {
+        let (mut running, mut starting) = (0u64, 0u64);
+        for job in jobs {
+            match job.phase {
+                GatePhase::Running { far_bytes, .. } => running = running.saturating_add(far_bytes),
+                GatePhase::Admitted { far_bytes, .. } => starting = starting.saturating_add(far_bytes),
+                GatePhase::Waiting | GatePhase::Held => {}
+            }
+        }
+        self.capacity_bytes.saturating_sub(self.stored_bytes.max(running)).saturating_sub(starting)
+    }
+}
+
 /// Patience of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateRules {
     /// Size of the pool in bytes; `None` if it cannot be reached. Then nobody is admitted.
     pub pool_bytes: Option<u64>,
+    /// Memory servers behind the pool.
+    pub servers: PoolServers,
     /// Seconds within which an admitted job must start, or it waits again.
     pub start_within_s: u64,
     /// Seconds of waiting after which a job is overtaken by none.
@@ -95,7 +126,7 @@ pub enum GateWait {
     #[error("it is admitted, and the scheduler has not started it yet")]
     Starting,
     /// The memory servers do not answer.
-    #[error("no memory server answers, so nobody is admitted")]
+    #[error("a memory server does not answer, so nobody is admitted")]
     Pool,
     /// A job before it in the queue has waited so long that none may overtake it.
     #[error("a job before it has waited so long that none overtakes it any more")]
@@ -175,55 +206,78 @@ pub enum GateDecision {
     },
 }
 
-/// Decides about all jobs, which are in the order of their priority, highest first.
+/// Decides about all jobs, which are in the order of their priority, highest first. What a job lacks
+/// is said for the time after all admissions.
 pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<GateDecision> {
     let cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
     let mut decisions = charges(&cluster, jobs);
-    let mut cluster = IndexedCluster::new(cluster);
-    let mut is_closed = false;
-    // Who fits nowhere now fits nowhere after others were admitted.
-    let mut refused: BTreeMap<(u32, u64, u64), GateWait> = BTreeMap::new();
+    let mut cluster = IndexedCluster::new(cluster, rules.servers.room_bytes(jobs));
+    let empty = cluster.best_empty_nodes();
+    let (mut is_closed, mut refused, mut lacking) = (false, Refusals::default(), Vec::new());
     for (index, job) in jobs.iter().enumerate() {
         let wait = |reason| GateDecision::Wait { job: index, reason };
-        match job.phase {
+        let class = &job.class;
+        let reason = match job.phase {
             GatePhase::Running { .. } => continue,
             GatePhase::Admitted { age_s, .. } if age_s >= rules.start_within_s => {
                 decisions.push(GateDecision::Withdraw { job: index });
                 continue;
             }
-            GatePhase::Admitted { .. } => {
-                decisions.push(wait(GateWait::Starting));
-                continue;
-            }
-            GatePhase::Held => {
-                decisions.push(wait(GateWait::Held));
-                continue;
-            }
-            GatePhase::Waiting => {}
-        }
-        let class = &job.class;
-        let key = (class.cores(), class.memory_bytes(), class.least_bytes());
-        let reason = match refused.get(&key) {
-            _ if rules.pool_bytes.is_none() => GateWait::Pool,
-            _ if is_closed => GateWait::Turn,
-            Some(&reason) => reason,
-            None => match cluster.find(class) {
-                Some(node) => {
+            GatePhase::Admitted { .. } => GateWait::Starting,
+            GatePhase::Held => GateWait::Held,
+            GatePhase::Waiting if rules.pool_bytes.is_none() => GateWait::Pool,
+            GatePhase::Waiting if is_closed => GateWait::Turn,
+            GatePhase::Waiting if !empty.take(class) => GateWait::Never,
+            GatePhase::Waiting => {
+                let found = if refused.contain(class) { None } else { cluster.find(class) };
+                if let Some(node) = found {
                     let far_bytes = cluster.admit(node, class);
                     decisions.push(GateDecision::Admit { job: index, node, far_bytes });
                     continue;
                 }
-                None => shortage(&cluster, class),
-            },
+                refused.add(class);
+                // A job that can never start keeps nobody waiting.
+                is_closed = job.waited_s >= rules.overtake_within_s;
+                lacking.push(decisions.len());
+                GateWait::Cores
+            }
         };
-        if !matches!(reason, GateWait::Pool | GateWait::Turn) {
-            refused.insert(key, reason);
-        }
-        // A job that can never start keeps nobody waiting.
-        is_closed |= reason != GateWait::Never && job.waited_s >= rules.overtake_within_s;
         decisions.push(wait(reason));
     }
+    let nodes = cluster.best_nodes();
+    for decision in lacking {
+        let GateDecision::Wait { job, reason } = &mut decisions[decision] else { continue };
+        *reason = match nodes.shortage(&jobs[*job].class) {
+            Shortage::Cores => GateWait::Cores,
+            Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
+            Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
+        };
+    }
     decisions
+}
+
+/// Cores, memory and least memory of jobs that fitted nowhere. Other jobs that need as much of everything fit nowhere either,
+/// not even after others were admitted.
+#[derive(Default)]
+struct Refusals(Vec<(u32, u64, u64)>);
+
+impl Refusals {
+    fn contain(&self, class: &JobClass) -> bool {
+        let needs = |(cores, memory, least): &(u32, u64, u64)| {
+            class.cores() >= *cores && class.memory_bytes() >= *memory && class.least_bytes() >= *least
+        };
+        self.0.iter().any(needs)
+    }
+
+    /// Adds a job, in the place of those that need as much of everything.
+    fn add(&mut self, class: &JobClass) {
+        if self.contain(class) {
+            return;
+        }
+        let (cores, memory, least) = (class.cores(), class.memory_bytes(), class.least_bytes());
+        self.0.retain(|other| other.0 < cores || other.1 < memory || other.2 < least);
+        self.0.push((cores, memory, least));
+    }
 }
 
 /// Enters all jobs that have a node.
@@ -272,17 +326,6 @@ fn charges(cluster: &Cluster, jobs: &[GateJob]) -> Vec<GateDecision> {
         _ => false,
     });
     decisions
-}
-
-fn shortage(cluster: &IndexedCluster, class: &JobClass) -> GateWait {
-    if !cluster.takes(class) {
-        return GateWait::Never;
-    }
-    match cluster.shortage(class) {
-        Shortage::Cores => GateWait::Cores,
-        Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
-        Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
-    }
 }
 
 #[cfg(test)]

@@ -1,62 +1,132 @@
-//! Tournament tree over the nodes of a large cluster, which finds a node without looking at all of them.
+//! Nodes of a large cluster, found without looking at all of them.
 //!
-//! A vertex has the most that any node below it has free, each resource by itself. A search leaves out
-//! what is below a vertex that has too little of one of them. It looks at two vertices for each level
-//! of the tree if the nodes that have enough of one resource have enough of the others too, and at all
-//! of them at worst.
+//! A vertex of a tournament tree has the most that any node below it has free, each resource by
+//! itself. A search leaves out what is below a vertex that has too little of one of them. It looks at
+//! two vertices for each level of the tree if the nodes that have enough of one resource have enough
+//! of the others too, and at all of them at worst. Whether a job fits anywhere, and what it lacks, is
+//! told by the Pareto front of the nodes.
 
 use super::super::job::JobClass;
 use super::{Cluster, NodeClaims, Shortage};
 use alloc::vec::Vec;
 
-/// Cluster with a tree over its nodes. Answers what [`Cluster`] answers, from node 0 on.
+/// Cluster with a tree over its nodes.
 #[derive(Clone, Debug)]
 pub(in crate::policy::cluster) struct IndexedCluster {
     cluster: Cluster,
-    now: Tree,
-    /// The nodes without any job.
-    empty: Tree,
+    tree: Tree,
+    /// Bytes of the pool for which its servers have room.
+    room_bytes: u64,
 }
 
 impl IndexedCluster {
-    pub(in crate::policy::cluster) fn new(cluster: Cluster) -> IndexedCluster {
-        let now = Tree::new(cluster.nodes.iter().map(Free::of));
-        let empty = Tree::new(cluster.nodes.iter().map(|node| Free::of(&node.without_jobs())));
-        IndexedCluster { cluster, now, empty }
+    /// Makes the tree of a cluster for whose pool servers have room for `room_bytes` more.
+    pub(in crate::policy::cluster) fn new(cluster: Cluster, room_bytes: u64) -> IndexedCluster {
+        let tree = Tree::new(cluster.nodes.iter().map(Free::of));
+        IndexedCluster { cluster, tree, room_bytes }
     }
 
-    /// Does what [`Cluster::find`] does.
+    /// Finds the node that [`Cluster::find`] finds from node 0 on.
     pub(in crate::policy::cluster) fn find(&self, class: &JobClass) -> Option<usize> {
-        self.now.find(class, self.far_free_bytes())
-    }
-
-    /// Does what [`Cluster::takes`] does.
-    pub(in crate::policy::cluster) fn takes(&self, class: &JobClass) -> bool {
-        self.empty.find(class, self.cluster.far_bytes).is_some()
-    }
-
-    /// Does what [`Cluster::shortage`] does.
-    pub(in crate::policy::cluster) fn shortage(&self, class: &JobClass) -> Shortage {
-        let (cores, least) = (u64::from(class.cores()), signed(class.least_bytes()));
-        let has_least = |free: &Free| free.far_cores >= cores && free.spare_bytes >= least;
-        if let Some(most) = self.now.most(has_least, |free| free.headroom_bytes) {
-            let missing = signed(class.memory_bytes()) - most.min(signed(class.memory_bytes()));
-            return Shortage::Far(missing.unsigned_abs().saturating_sub(self.far_free_bytes()));
-        }
-        let most = self.now.most(|free| free.far_cores >= cores, |free| free.spare_bytes);
-        most.map_or(Shortage::Cores, |most| Shortage::Near(least.saturating_sub(most).unsigned_abs()))
+        self.tree.find(class, self.far_free_bytes())
     }
 
     /// Does what [`Cluster::admit`] does. Returns the additional overflow in bytes.
     pub(in crate::policy::cluster) fn admit(&mut self, node: usize, class: &JobClass) -> u64 {
         let before = self.cluster.overflow_bytes(node);
         self.cluster.admit(node, class);
-        self.now.set(node, Free::of(&self.cluster.nodes[node]));
-        self.cluster.overflow_bytes(node) - before
+        self.tree.set(node, Free::of(&self.cluster.nodes[node]));
+        let far_bytes = self.cluster.overflow_bytes(node) - before;
+        self.room_bytes = self.room_bytes.saturating_sub(far_bytes);
+        far_bytes
+    }
+
+    /// Returns the best of the nodes, with what is free now.
+    pub(in crate::policy::cluster) fn best_nodes(&self) -> BestNodes {
+        BestNodes::new(self.cluster.nodes.iter().map(Free::of), self.far_free_bytes())
+    }
+
+    /// Returns the best of the nodes, as if no job ran and nothing of the pool were gone.
+    pub(in crate::policy::cluster) fn best_empty_nodes(&self) -> BestNodes {
+        let empty = self.cluster.nodes.iter().map(|node| Free::of(&node.without_jobs()));
+        BestNodes::new(empty, self.cluster.far_bytes)
     }
 
     fn far_free_bytes(&self) -> u64 {
-        self.cluster.far_bytes.saturating_sub(self.cluster.far_used_bytes)
+        self.cluster.far_bytes.saturating_sub(self.cluster.far_used_bytes).min(self.room_bytes)
+    }
+}
+
+/// Pareto front of nodes: each has more of something than any other one. Mostly they are few.
+#[derive(Clone, Debug)]
+pub(in crate::policy::cluster) struct BestNodes {
+    front: Vec<Free>,
+    far_free_bytes: u64,
+}
+
+impl BestNodes {
+    fn new(nodes: impl Iterator<Item = Free>, far_free_bytes: u64) -> BestNodes {
+        let mut front: Vec<Free> = Vec::new();
+        for node in nodes {
+            if !front.iter().any(|best| best.most(node) == *best) {
+                front.retain(|best| node.most(*best) != node);
+                front.push(node);
+            }
+        }
+        BestNodes { front, far_free_bytes }
+    }
+
+    /// Tells whether a job fits on any node.
+    pub(in crate::policy::cluster) fn take(&self, class: &JobClass) -> bool {
+        let demand = Demand::new(class, self.far_free_bytes);
+        self.front.iter().any(|free| demand.fits_near(free) || demand.fits_far(free))
+    }
+
+    /// Returns what [`Cluster::shortage`] does of a job that fits on no node.
+    pub(in crate::policy::cluster) fn shortage(&self, class: &JobClass) -> Shortage {
+        let demand = Demand::new(class, self.far_free_bytes);
+        let with_cores = || self.front.iter().filter(|free| free.far_cores >= demand.cores);
+        let with_least = with_cores().filter(|free| free.spare_bytes >= demand.least_bytes);
+        if let Some(most) = with_least.map(|free| free.headroom_bytes).max() {
+            let missing = demand.memory_bytes.saturating_sub(most).max(0).unsigned_abs();
+            return Shortage::Far(missing.saturating_sub(self.far_free_bytes));
+        }
+        let most = with_cores().map(|free| free.spare_bytes).max();
+        most.map_or(Shortage::Cores, |most| Shortage::Near(demand.least_bytes.saturating_sub(most).unsigned_abs()))
+    }
+}
+
+/// What a job needs of a node.
+struct Demand {
+    cores: u64,
+    memory_bytes: i64,
+    least_bytes: i64,
+    /// Part of its memory for which the pool has no room.
+    unpooled_bytes: i64,
+    has_pool: bool,
+}
+
+impl Demand {
+    fn new(class: &JobClass, far_free_bytes: u64) -> Demand {
+        let memory_bytes = signed(class.memory_bytes());
+        Demand {
+            cores: u64::from(class.cores()),
+            memory_bytes,
+            least_bytes: signed(class.least_bytes()),
+            unpooled_bytes: memory_bytes.saturating_sub(signed(far_free_bytes)),
+            has_pool: far_free_bytes > 0,
+        }
+    }
+
+    fn fits_near(&self, free: &Free) -> bool {
+        free.cores >= self.cores && free.headroom_bytes >= self.memory_bytes
+    }
+
+    fn fits_far(&self, free: &Free) -> bool {
+        self.has_pool
+            && free.far_cores >= self.cores
+            && free.spare_bytes >= self.least_bytes
+            && free.headroom_bytes >= self.unpooled_bytes
     }
 }
 
@@ -131,16 +201,8 @@ impl Tree {
 
     /// Finds the first node where all of a job is near, else the first where it fits with this much of the pool.
     fn find(&self, class: &JobClass, far_free_bytes: u64) -> Option<usize> {
-        let (cores, memory) = (u64::from(class.cores()), signed(class.memory_bytes()));
-        self.first(1, &|free: &Free| free.cores >= cores && free.headroom_bytes >= memory).or_else(|| {
-            if far_free_bytes == 0 {
-                return None;
-            }
-            let (least, near) = (signed(class.least_bytes()), memory.saturating_sub(signed(far_free_bytes)));
-            let fits =
-                |free: &Free| free.far_cores >= cores && free.spare_bytes >= least && free.headroom_bytes >= near;
-            self.first(1, &fits)
-        })
+        let demand = Demand::new(class, far_free_bytes);
+        self.first(1, &|free| demand.fits_near(free)).or_else(|| self.first(1, &|free| demand.fits_far(free)))
     }
 
     fn first(&self, vertex: usize, fits: &impl Fn(&Free) -> bool) -> Option<usize> {
@@ -151,35 +213,6 @@ impl Tree {
             return Some(vertex - self.width());
         }
         self.first(2 * vertex, fits).or_else(|| self.first(2 * vertex + 1, fits))
-    }
-
-    /// Returns the most that a node which fits has of something.
-    fn most(&self, fits: impl Fn(&Free) -> bool, of: impl Fn(&Free) -> i64) -> Option<i64> {
-        let mut best = None;
-        self.improve(1, &fits, &of, &mut best);
-        best
-    }
-
-    fn improve(
-        &self,
-        vertex: usize,
-        fits: &impl Fn(&Free) -> bool,
-        of: &impl Fn(&Free) -> i64,
-        best: &mut Option<i64>,
-    ) {
-        let free = &self.0[vertex];
-        if !fits(free) || best.is_some_and(|best| of(free) <= best) {
-            return;
-        }
-        if vertex >= self.width() {
-            *best = Some(of(free));
-            return;
-        }
-        // The child that promises more comes first: it may spare the other one.
-        let left = 2 * vertex;
-        let first = left + usize::from(of(&self.0[left + 1]) > of(&self.0[left]));
-        self.improve(first, fits, of, best);
-        self.improve(first ^ 1, fits, of, best);
     }
 }
 
@@ -217,12 +250,14 @@ mod tests {
                 // Somebody else may have more than there is.
                 plain.occupy(node, random.u32(..4), random.u64(..80) * u64::from(random.u8(..4)));
             }
-            let mut indexed = IndexedCluster::new(plain.clone());
+            let mut indexed = IndexedCluster::new(plain.clone(), u64::MAX);
+            let empty = indexed.best_empty_nodes();
             for _ in 0..60 {
                 let class = random_class(&mut random);
-                assert_eq!(indexed.takes(&class), plain.takes(&class), "seed {seed}");
+                assert_eq!(empty.take(&class), plain.takes(&class), "seed {seed}");
                 let node = plain.find(&class, 0);
                 assert_eq!(indexed.find(&class), node, "seed {seed}");
+                assert_eq!(indexed.best_nodes().take(&class), node.is_some(), "seed {seed}");
                 match node {
                     Some(node) => {
                         let before = plain.overflow_bytes(node);
@@ -232,7 +267,7 @@ mod tests {
                     }
                     None => {
                         let shortage = plain.shortage(&class);
-                        assert_eq!(indexed.shortage(&class), shortage, "seed {seed}");
+                        assert_eq!(indexed.best_nodes().shortage(&class), shortage, "seed {seed}");
                         refused[match shortage {
                             Shortage::Cores => 0,
                             Shortage::Near(_) => 1,
