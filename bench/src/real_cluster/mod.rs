@@ -28,6 +28,8 @@ const SHAPE: Shape = Shape { nodes: 4, cores: 4, near_mib: 512, partitions: KIND
 /// What the agent of a node divides. A job can have 16 MiB and 2 % more than its budget.
 const AGENT_MIB: u64 = 512;
 const POOL_MIB: u64 = 1536;
+/// Wait after each request. Sixteen jobs that all miss must not need more than the two processors.
+const WAIT_US: u64 = 30_000;
 /// Runs of each kind at once for its curve: with as much company as jobs have on the cluster.
 const COPIES: usize = 4;
 /// Part of a job's requests that is served for its curve.
@@ -59,7 +61,7 @@ const KINDS: [JobKind; 3] = [
         data_mib: 272,
         least_mib: 144,
         page_order: "popular",
-        burst: 300,
+        burst: 150,
         requests_percent: 100,
     },
     JobKind {
@@ -69,7 +71,7 @@ const KINDS: [JobKind; 3] = [
         data_mib: 144,
         least_mib: 112,
         page_order: "scan",
-        burst: 100,
+        burst: 150,
         requests_percent: 85,
     },
     JobKind {
@@ -97,6 +99,7 @@ impl JobKind {
             ("--ops", (requests * self.requests_percent / 100).to_string()),
             ("--seed", seed.to_string()),
             ("--burst", self.burst.to_string()),
+            ("--wait-us", WAIT_US.to_string()),
             ("--page-order", self.page_order.to_owned()),
         ];
         let words = words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);

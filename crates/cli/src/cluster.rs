@@ -1,5 +1,7 @@
 //! `farfield cluster`: prepares the scheduler of a cluster for far memory.
 
+mod users;
+
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
@@ -19,6 +21,7 @@ pub(crate) struct ClusterArgs {
 #[derive(Subcommand, Debug)]
 enum ClusterCommand {
     Init(InitArgs),
+    Users(users::UsersArgs),
 }
 
 /// Write what Slurm needs: a Lua script, lines of slurm.conf, and a reservation.
@@ -59,8 +62,10 @@ Then start `farfield agent` on each node and `farfield gate slurm` beside slurmc
 
 /// Runs a command about a cluster.
 pub(crate) fn run(args: ClusterArgs) -> anyhow::Result<()> {
-    let ClusterCommand::Init(args) = args.command;
-    init(&args)
+    match args.command {
+        ClusterCommand::Init(args) => init(&args),
+        ClusterCommand::Users(args) => users::run(&args),
+    }
 }
 
 /// A step of the preparation.
