@@ -10,6 +10,7 @@ use crate::child;
 use crate::contender::{Far, server_at};
 use crate::job::{Job, binary};
 use crate::line::Sample;
+use crate::server::Server;
 use crate::workload::{Output, Phase};
 use anyhow::{Context, Result, bail, ensure};
 use farfield_cluster::sim::{self, Simulator};
@@ -124,7 +125,7 @@ pub(crate) fn sample(is_far: bool, job: &Job<'_>) -> Result<Sample> {
     let folder = job.scratch.join(name);
     let mut slurm = SlurmCluster::start(&folder, SHAPE)?;
     let measured = measured(job, requests)?;
-    let server = is_far.then(|| server_at(Far::Tcp, "server", job)).transpose()?;
+    let server = is_far.then(|| server(job)).transpose()?;
     if let Some(server) = &server {
         start_far_memory(&mut slurm, &folder, &server.url, job)?;
     }
@@ -164,6 +165,13 @@ pub(crate) fn sample(is_far: bool, job: &Job<'_>) -> Result<Sample> {
         Phase { name: "serve".into(), ops: jobs, seconds: makespan_s, cpu_seconds: 0.0, faults_major, faults_minor };
     let checksums: Vec<&str> = ended.iter().map(|job| job.checksum.as_str()).collect();
     Ok(Sample { ns_per_op: phase.ns_per_op(), ops: jobs, checksum: checksums.join(""), phases: vec![phase], figures })
+}
+
+/// Starts a memory server with room for all memory of all jobs: jobs leave copies there of what has come near again.
+fn server(job: &Job<'_>) -> Result<Server> {
+    let all_mib: u64 = KINDS.iter().map(|kind| kind.memory_mib * kind.count as u64).sum();
+    // It has three times as much as the data.
+    server_at(Far::Tcp, "server", &Job { data_bytes: all_mib / 3 * MIB, ..*job })
 }
 
 /// Requests of the longest kind of job.
@@ -388,7 +396,7 @@ fn measured(job: &Job<'_>, requests: u64) -> Result<Vec<Measured>> {
     if let Ok(text) = fs::read_to_string(&cache) {
         return Ok(serde_json::from_str(&text)?);
     }
-    let server = server_at(Far::Tcp, "profile", job)?;
+    let server = server(job)?;
     let part = (requests as f64 * PROFILE_PART) as u64;
     let native = all_at_once(job, part, |_| None)?;
     let mut curves: Vec<Measured> =
