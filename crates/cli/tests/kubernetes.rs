@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Folder, Running, farfield, text, until};
+use common::{Folder, Running, farfield, scrape, text, until};
 use farfield_web::{ApiClient, HttpLimits, Method, StatusCode, WebRequest, WebResponse, bytes, serve};
 use serde_json::{Value, json};
 use std::net::TcpListener;
@@ -163,6 +163,7 @@ struct Gate {
     client: ApiClient,
     api: FakeApi,
     url: String,
+    metrics: String,
     folder: Folder,
 }
 
@@ -171,17 +172,18 @@ impl Gate {
         let folder = Folder::new(name);
         std::fs::write(folder.path("token"), "secret-of-the-test\n").unwrap();
         let (api, url) = FakeApi::start();
-        let (running, client) = Gate::run(&folder, &url);
-        Gate { running, client, api, url, folder }
+        let (running, client, metrics) = Gate::run(&folder, &url);
+        Gate { running, client, api, url, metrics, folder }
     }
 
-    fn run(folder: &Folder, url: &str) -> (Running, ApiClient) {
+    fn run(folder: &Folder, url: &str) -> (Running, ApiClient, String) {
         let mut command = farfield();
         command.args(["gate", "kubernetes", "--far", "50M", "--extender", "127.0.0.1:0", "--api-server", url]);
+        command.args(["--metrics", "127.0.0.1:0"]);
         let running = Running::start(command.arg("--api-token-file").arg(folder.path("token")));
         let ready: Value = serde_json::from_str(&running.line()).unwrap();
         let client = ApiClient::new(&format!("http://{}", ready["extender"].as_str().unwrap()), None).unwrap();
-        (running, client)
+        (running, client, ready["metrics"].as_str().unwrap().to_owned())
     }
 
     fn ask(&self, path: &str, question: &Value) -> Value {
@@ -209,6 +211,11 @@ fn bindings_are_decided_again_and_lost_answers_are_counted() {
     assert_eq!(gate.filter(&one), json!(["a", "b"]));
     let scores = gate.ask("/prioritize", &json!({ "Pod": one, "NodeNames": ["b", "a"] }));
     assert_eq!(scores, json!([{ "Host": "b", "Score": 5 }, { "Host": "a", "Score": 10 }]));
+    let has_seen = |line: &str| scrape(&gate.metrics).lines().any(|this| this == line);
+    until("the watch has told all four", || {
+        has_seen("farfield_gate_waiting_jobs{reason=\"starting\"} 2")
+            && has_seen("farfield_gate_waiting_jobs{reason=\"far\"} 2")
+    });
     // Watches tell nothing from here on, so only reservations keep the pool from being promised twice.
     gate.api.behave(Conduct::Obeys, true);
     assert_eq!(gate.bind("one", "a"), "");
@@ -229,11 +236,24 @@ fn bindings_are_decided_again_and_lost_answers_are_counted() {
     let bindings = gate.api.bindings();
     assert_eq!(bindings.iter().map(charged).collect::<Vec<_>>(), ["0", "0"]);
     assert_eq!(bindings[0]["metadata"]["uid"], "uid-one");
+    let metrics = scrape(&gate.metrics);
+    for line in [
+        "farfield_gate_bound_pods_total 1",
+        "farfield_gate_refused_bindings_total 7",
+        "farfield_gate_running_jobs 2",
+        "farfield_gate_reserved_bindings 2",
+        "farfield_gate_charged_bytes 0",
+        "farfield_gate_pool_bytes 52428800",
+        "farfield_gate_waiting_jobs{reason=\"far\"} 2",
+        "farfield_gate_waiting_jobs{reason=\"near\"} 0",
+    ] {
+        assert!(metrics.lines().any(|this| this == line), "{line}\n{metrics}");
+    }
     // Whoever starts anew knows the same from the API server.
     gate.running.signal(libc::SIGKILL);
     gate.running.wait();
     gate.api.behave(Conduct::Obeys, false);
-    (gate.running, gate.client) = Gate::run(&gate.folder, &gate.url);
+    (gate.running, gate.client, gate.metrics) = Gate::run(&gate.folder, &gate.url);
     assert_eq!(gate.filter(&three), json!([]));
     // A pod ends, and the watch tells it.
     {

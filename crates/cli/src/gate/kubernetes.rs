@@ -1,6 +1,7 @@
 //! `farfield gate kubernetes`: the webhook that reviews pods, and the extender of a scheduler.
 
 mod api;
+mod metrics;
 mod watch;
 
 use super::{PoolWatch, now_s, render};
@@ -18,6 +19,7 @@ use farfield_os::{serving, signals};
 use farfield_web::{
     HttpLimits, Method, StatusCode, TlsIdentity, WebRequest, WebResponse, bytes, serve, serve_tls, text,
 };
+use metrics::PodCounts;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::Write as _;
@@ -92,6 +94,9 @@ pub(super) struct KubernetesArgs {
     /// File with the token for the API server, which is read again for each request [default: that of the pod]
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,
+    /// Answer Prometheus at http://ADDR:PORT/metrics
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["dry_run", "explain"])]
+    metrics: Option<SocketAddr>,
     /// Decide once about all pods and print it, but change nothing
     #[arg(long)]
     dry_run: bool,
@@ -149,6 +154,7 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
         overtake_within_s: args.overtake.as_secs(),
         api,
         started: Instant::now(),
+        counts: PodCounts::default(),
         review_rules: ReviewRules { scheduler: args.scheduler.clone(), seccomp_profile: args.seccomp_profile.clone() },
     });
     let extender = listen(args.extender, "--extender")?;
@@ -163,8 +169,9 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
             serve_tls(&listener, &LIMITS, &identity, || false, |request| gate.answer_review(request))
         })?;
     }
+    let metrics = args.metrics.map(|address| metrics::serve(address, &gate)).transpose()?;
     let line = serde_json::json!({ "ready": true, "extender": addresses.0, "webhook": addresses.1,
-        "pool_bytes": pool_bytes, "pid": std::process::id() });
+        "metrics": metrics, "pool_bytes": pool_bytes, "pid": std::process::id() });
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
     while serving::wait_for_signal(stop, ASK_SERVERS_EVERY)?.is_none() {
@@ -245,6 +252,7 @@ struct KubernetesGate {
     overtake_within_s: u64,
     api: KubernetesApi,
     started: Instant,
+    counts: PodCounts,
     review_rules: ReviewRules,
 }
 
@@ -271,9 +279,13 @@ impl KubernetesGate {
                     match verdict {
                         ReviewVerdict::Untouched => tracing::debug!(pod, "does not ask for far memory"),
                         ReviewVerdict::Changed { memory_mib, least_mib } => {
+                            self.counts.changed.fetch_add(1, Ordering::Relaxed);
                             tracing::info!(pod, memory_mib, least_mib, "gets far memory");
                         }
-                        ReviewVerdict::Refused(reason) => tracing::info!(pod, reason, "refused"),
+                        ReviewVerdict::Refused(reason) => {
+                            self.counts.refused.fetch_add(1, Ordering::Relaxed);
+                            tracing::info!(pod, reason, "refused");
+                        }
                     }
                     json(&message)
                 }
@@ -292,6 +304,11 @@ impl KubernetesGate {
 
     fn check_freshness(&self) -> Result<(), String> {
         self.pods.check("pods").and_then(|()| self.nodes.check("nodes"))
+    }
+
+    /// Returns the time since the last news of pods or nodes, whichever is older.
+    fn age(&self) -> Option<Duration> {
+        Some(self.pods.age()?.max(self.nodes.age()?))
     }
 
     /// Answers the scheduler.
@@ -337,10 +354,12 @@ impl KubernetesGate {
         let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
         match self.try_bind(args) {
             Ok(far_bytes) => {
+                self.counts.bound.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(pod, node = args.node, far_bytes, "bound");
                 BindAnswer::default()
             }
             Err(error) => {
+                self.counts.not_bound.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(pod, node = args.node, %error, "not bound");
                 BindAnswer { error: format!("farfield: {error}") }
             }

@@ -31,6 +31,11 @@ impl Freshness {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = Some(reason);
     }
 
+    /// Returns the time since the last news.
+    pub(super) fn age(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.map(|at| at.elapsed())
+    }
+
     /// Returns an error in words if there was no news for too long.
     pub(super) fn check(&self, what: &str) -> Result<(), String> {
         let (at, reason) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 const NAME: &str = "farfield-gate";
 /// Port of the webhook in its container.
 const WEBHOOK_PORT: u16 = 8443;
+/// Port of metrics in its container.
+const METRICS_PORT: u16 = 9480;
 /// Address of the extender. Only the scheduler in the same pod reaches it.
 pub const EXTENDER_ADDRESS: &str = "127.0.0.1:7480";
 /// Path of the webhook.
@@ -250,6 +252,7 @@ impl KubernetesSetup {
             format!("--tls-cert={CERTIFICATE_FOLDER}/tls.crt"),
             format!("--tls-key={CERTIFICATE_FOLDER}/tls.key"),
             format!("--extender={EXTENDER_ADDRESS}"),
+            format!("--metrics=0.0.0.0:{METRICS_PORT}"),
             format!("--scheduler={}", self.scheduler),
             format!("--seccomp-profile={SECCOMP_PROFILE}"),
         ];
@@ -261,7 +264,8 @@ impl KubernetesSetup {
         let gate = json!({
             "name": "gate", "image": self.image, "command": ["/usr/bin/farfield"], "args": command,
             "env": [{ "name": "FARFIELD_TOKEN", "valueFrom": token }],
-            "ports": [{ "name": "webhook", "containerPort": WEBHOOK_PORT }],
+            "ports": [{ "name": "webhook", "containerPort": WEBHOOK_PORT },
+                { "name": "metrics", "containerPort": METRICS_PORT }],
             "readinessProbe": { "httpGet": health, "periodSeconds": 5 },
             "resources": { "requests": { "cpu": "50m", "memory": "64Mi" } },
             "volumeMounts": [{ "name": "tls", "mountPath": CERTIFICATE_FOLDER, "readOnly": true }],
