@@ -1,10 +1,11 @@
 //! `farfield gate`: lets jobs with far memory start, beside the scheduler of a cluster.
 
+mod kubernetes;
 mod metrics;
 
 use crate::server_stat::StatClient;
 use anyhow::{Context, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 use farfield_cluster::gate::slurm::checks::ClusterFacts;
 use farfield_cluster::gate::slurm::{RESERVATION, Slurm};
 use farfield_cluster::gate::{GateConfig, GateEvent, GateRound};
@@ -28,16 +29,27 @@ const PAUSE_MAX: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// Let jobs with far memory start, beside the scheduler of a cluster.
+#[derive(Args, Debug)]
+pub(crate) struct GateArgs {
+    #[command(subcommand)]
+    scheduler: SchedulerArg,
+}
+
+/// Scheduler of a cluster.
+#[derive(Subcommand, Debug)]
+enum SchedulerArg {
+    Slurm(SlurmArgs),
+    Kubernetes(kubernetes::KubernetesArgs),
+}
+
+/// Let jobs of Slurm with far memory start, by squeue and scontrol.
 ///
 /// Jobs say `--comment=farfield:least=0.5` to Slurm, which `farfield cluster init` has prepared. The
 /// gate names a node for each, and charges it for its part of the pool of far memory. All that it
 /// knows is in the scheduler: it can be ended and started again at any moment.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct GateArgs {
-    /// Scheduler of the cluster
-    #[arg(value_enum)]
-    scheduler: SchedulerArg,
+struct SlurmArgs {
     /// Partition of jobs with far memory
     #[arg(long, value_name = "NAME", default_value = "far")]
     partition: String,
@@ -90,16 +102,15 @@ Examples:
 
 When it is ready it prints one line of JSON to stdout. It logs what it decides to stderr.";
 
-/// Scheduler of a cluster.
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum SchedulerArg {
-    /// Slurm, by squeue and scontrol
-    Slurm,
+/// Runs a gate until it is told to stop, or once.
+pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
+    match args.scheduler {
+        SchedulerArg::Slurm(args) => run_slurm(args),
+        SchedulerArg::Kubernetes(args) => kubernetes::run(args),
+    }
 }
 
-/// Runs the gate until it is told to stop, or once.
-pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
-    let SchedulerArg::Slurm = args.scheduler;
+fn run_slurm(args: SlurmArgs) -> anyhow::Result<()> {
     let mut slurm = Slurm::new(&args.partition);
     let mut pool = PoolWatch::new(&args.server, args.token_file.as_deref(), args.copies)?;
     let is_dry_run = args.dry_run || args.explain.is_some();
@@ -171,7 +182,7 @@ fn renew_reservation(slurm: &Slurm) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(args: &GateArgs, slurm: &Slurm, round: &GateRound) -> anyhow::Result<()> {
+fn show(args: &SlurmArgs, slurm: &Slurm, round: &GateRound) -> anyhow::Result<()> {
     let text = if args.json {
         serde_json::to_string(round)? + "\n"
     } else if let Some(job) = &args.explain {

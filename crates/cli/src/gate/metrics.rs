@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "farfield_gate";
+pub(super) const PREFIX: &str = "farfield_gate";
 
 /// Counts of a gate, as the thread that serves metrics sees them.
 pub(super) type SharedCounts = Arc<Mutex<GateCounts>>;
@@ -127,7 +127,7 @@ impl Collector for GateCollector {
 }
 
 /// Returns the count of each name, 0 for those that are not there, so that no series comes and goes.
-fn by_name<'a>(
+pub(super) fn by_name<'a>(
     label: &'static str,
     names: &'a [&'static str],
     counts: &'a BTreeMap<&'static str, u64>,
@@ -136,7 +136,8 @@ fn by_name<'a>(
     names.iter().map(count)
 }
 
-fn seconds(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, time: Duration) -> Result<(), Error> {
+/// Encodes a gauge of seconds.
+pub(super) fn seconds(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, time: Duration) -> Result<(), Error> {
     out.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&time.as_secs_f64())
 }
 

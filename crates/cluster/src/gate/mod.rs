@@ -4,6 +4,7 @@
 //! decided is written into its books, and nothing is remembered: a gate can be killed at any moment
 //! and started again, and so can the scheduler.
 
+pub mod kubernetes;
 pub mod slurm;
 #[cfg(test)]
 mod tests;

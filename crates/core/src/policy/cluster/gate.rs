@@ -120,7 +120,9 @@ pub struct GateRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateWait {
     /// Something that is not the gate's business.
-    #[error("it is held, or waits for its begin time or for another job: `squeue` says for what")]
+    #[error(
+        "it is held, or waits for its begin time or for another job: `squeue` or `kubectl describe pod` says for what"
+    )]
     Held,
     /// The job may start; the scheduler has not started it.
     #[error("it is admitted, and the scheduler has not started it yet")]
@@ -247,11 +249,7 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
     let nodes = cluster.best_nodes();
     for decision in lacking {
         let GateDecision::Wait { job, reason } = &mut decisions[decision] else { continue };
-        *reason = match nodes.shortage(&jobs[*job].class) {
-            Shortage::Cores => GateWait::Cores,
-            Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
-            Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
-        };
+        *reason = nodes.shortage(&jobs[*job].class).into();
     }
     decisions
 }
@@ -278,6 +276,59 @@ impl Refusals {
         self.0.retain(|other| other.0 < cores || other.1 < memory || other.2 < least);
         self.0.push((cores, memory, least));
     }
+}
+
+/// Nodes where one waiting job may start, for a scheduler that chooses among them itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateOffer {
+    /// For each node, the part of the pool that the job would be charged for there, or the reason why
+    /// it may not start there.
+    pub nodes: Vec<Result<u64, GateWait>>,
+}
+
+impl GateOffer {
+    /// Returns the node that [`decide`] would name, if only these nodes were there: the first where all
+    /// of the job is near, else the first where it fits.
+    pub fn best(&self, nodes: impl Iterator<Item = usize> + Clone) -> Option<usize> {
+        let fits = |is_good: fn(u64) -> bool| {
+            nodes.clone().find(|&node| self.nodes.get(node).is_some_and(|fit| fit.is_ok_and(is_good)))
+        };
+        fits(|far_bytes| far_bytes == 0).or_else(|| fits(|_| true))
+    }
+}
+
+/// Finds out where the waiting job `asked` may start. Jobs are in the order of their priority, as for
+/// [`decide`]. The error is a reason that holds on every node.
+///
+/// Jobs before it that fit somewhere are the scheduler's to start first. A job before it that fits
+/// nowhere, and has waited too long to be overtaken, closes the gate.
+pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRules) -> Result<GateOffer, GateWait> {
+    let job = &jobs[asked];
+    match job.phase {
+        GatePhase::Waiting => {}
+        GatePhase::Held => return Err(GateWait::Held),
+        GatePhase::Admitted { .. } | GatePhase::Running { .. } => return Err(GateWait::Starting),
+    }
+    let Some(pool_bytes) = rules.pool_bytes else { return Err(GateWait::Pool) };
+    let cluster = books(nodes, jobs, pool_bytes);
+    let closes = |before: &GateJob| {
+        before.phase == GatePhase::Waiting
+            && before.waited_s >= rules.overtake_within_s
+            && cluster.find(&before.class, 0).is_none()
+            && cluster.takes(&before.class)
+    };
+    if jobs[..asked].iter().any(closes) {
+        return Err(GateWait::Turn);
+    }
+    if !cluster.takes(&job.class) {
+        return Err(GateWait::Never);
+    }
+    let room_bytes = rules.servers.room_bytes(jobs);
+    let fit = |node| match cluster.fit(node, &job.class)? {
+        far_bytes if far_bytes > room_bytes => Err(GateWait::Far { missing_bytes: far_bytes - room_bytes }),
+        far_bytes => Ok(far_bytes),
+    };
+    Ok(GateOffer { nodes: (0..nodes.len()).map(fit).collect() })
 }
 
 /// Enters all jobs that have a node.
@@ -326,6 +377,16 @@ fn charges(cluster: &Cluster, jobs: &[GateJob]) -> Vec<GateDecision> {
         _ => false,
     });
     decisions
+}
+
+impl From<Shortage> for GateWait {
+    fn from(shortage: Shortage) -> GateWait {
+        match shortage {
+            Shortage::Cores => GateWait::Cores,
+            Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
+            Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
+        }
+    }
 }
 
 #[cfg(test)]

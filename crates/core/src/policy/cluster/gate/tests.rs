@@ -294,6 +294,67 @@ fn books_are_never_below_the_overflow_without_strange_jobs() {
 }
 
 #[test]
+fn an_offer_is_what_would_be_decided_about_the_first_job_that_waits() {
+    let mut offers = 0;
+    for seed in 0..2000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = 1 + random.usize(..5);
+        let mut nodes: Vec<GateNode> = (0..count).map(|_| node(2 + random.u32(..8), 60 + random.u64(..100))).collect();
+        for node in &mut nodes {
+            (node.is_up, node.foreign_bytes) = (random.u8(..8) > 0, random.u64(..60));
+        }
+        let jobs: Vec<GateJob> = (0..random.usize(..12))
+            .map(|_| {
+                let memory = 1 + random.u64(..150);
+                let phase = match random.u8(..4) {
+                    0 => GatePhase::Waiting,
+                    1 => GatePhase::Held,
+                    _ => GatePhase::Running { node: random.usize(..count), far_bytes: 0 },
+                };
+                GateJob { waited_s: random.u64(..7200), ..job(memory, 1 + random.u64(..memory), phase) }
+            })
+            .collect();
+        let rules = GateRules { pool_bytes: (random.u8(..16) > 0).then(|| random.u64(..200)), ..rules(0) };
+        let Some(first) = jobs.iter().position(|job| job.phase == GatePhase::Waiting) else { continue };
+        let decision = decide(&nodes, &jobs, rules).into_iter().find(|decision| {
+            matches!(*decision, GateDecision::Admit { job, .. } | GateDecision::Wait { job, .. } if job == first)
+        });
+        let offered = offer(&nodes, &jobs, first, rules);
+        match (decision, &offered) {
+            (Some(GateDecision::Admit { node, far_bytes, .. }), Ok(offer)) => {
+                assert_eq!(offer.best(0..count), Some(node), "seed {seed}");
+                assert_eq!(offer.nodes[node], Ok(far_bytes), "seed {seed}");
+                assert_ne!(offer.best((0..count).filter(|&other| other != node)), Some(node), "seed {seed}");
+                offers += 1;
+            }
+            (
+                Some(GateDecision::Wait {
+                    reason: GateWait::Near { .. } | GateWait::Far { .. } | GateWait::Cores, ..
+                }),
+                Ok(offer),
+            ) => {
+                assert_eq!(offer.best(0..count), None, "seed {seed}");
+                assert!(offer.nodes.iter().all(Result::is_err), "seed {seed}");
+            }
+            (Some(GateDecision::Wait { reason, .. }), Err(other)) => assert_eq!(reason, *other, "seed {seed}"),
+            other => panic!("seed {seed}: {other:?}"),
+        }
+        // Who has waited too long closes the gate for all behind it, as it does in a decision.
+        for (index, job) in jobs.iter().enumerate().filter(|(_, job)| job.phase == GatePhase::Waiting) {
+            let closes = jobs[..index].iter().enumerate().any(|(before, other)| {
+                let is_stuck = || offer(&nodes, &jobs, before, rules).is_ok_and(|it| it.best(0..count).is_none());
+                other.phase == GatePhase::Waiting && other.waited_s >= 3600 && is_stuck()
+            });
+            if rules.pool_bytes.is_some() {
+                let is_closed = offer(&nodes, &jobs, index, rules) == Err(GateWait::Turn);
+                assert_eq!(is_closed, closes, "seed {seed}: {job:?}");
+            }
+        }
+    }
+    assert!(offers > 200, "{offers}");
+}
+
+#[test]
 fn strange_sizes_are_counted_without_overflow() {
     let most = (1 << 53) - 1;
     let full = GateNode { foreign_cores: u32::MAX, foreign_bytes: u64::MAX >> 8, ..node(u32::MAX, 1 << 53) };
