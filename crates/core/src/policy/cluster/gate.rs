@@ -311,10 +311,15 @@ pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRule
     }
     let Some(pool_bytes) = rules.pool_bytes else { return Err(GateWait::Pool) };
     let cluster = books(nodes, jobs, pool_bytes);
+    let room_bytes = rules.servers.room_bytes(jobs);
+    let fit = |node, class: &JobClass| match cluster.fit(node, class)? {
+        far_bytes if far_bytes > room_bytes => Err(GateWait::Far { missing_bytes: far_bytes - room_bytes }),
+        far_bytes => Ok(far_bytes),
+    };
     let closes = |before: &GateJob| {
         before.phase == GatePhase::Waiting
             && before.waited_s >= rules.overtake_within_s
-            && cluster.find(&before.class, 0).is_none()
+            && (0..nodes.len()).all(|node| fit(node, &before.class).is_err())
             && cluster.takes(&before.class)
     };
     if jobs[..asked].iter().any(closes) {
@@ -323,12 +328,7 @@ pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRule
     if !cluster.takes(&job.class) {
         return Err(GateWait::Never);
     }
-    let room_bytes = rules.servers.room_bytes(jobs);
-    let fit = |node| match cluster.fit(node, &job.class)? {
-        far_bytes if far_bytes > room_bytes => Err(GateWait::Far { missing_bytes: far_bytes - room_bytes }),
-        far_bytes => Ok(far_bytes),
-    };
-    Ok(GateOffer { nodes: (0..nodes.len()).map(fit).collect() })
+    Ok(GateOffer { nodes: (0..nodes.len()).map(|node| fit(node, &job.class)).collect() })
 }
 
 /// Enters all jobs that have a node.

@@ -314,7 +314,11 @@ fn an_offer_is_what_would_be_decided_about_the_first_job_that_waits() {
                 GateJob { waited_s: random.u64(..7200), ..job(memory, 1 + random.u64(..memory), phase) }
             })
             .collect();
-        let rules = GateRules { pool_bytes: (random.u8(..16) > 0).then(|| random.u64(..200)), ..rules(0) };
+        let servers = match random.bool() {
+            true => PoolServers::UNKNOWN,
+            false => PoolServers { stored_bytes: random.u64(..100), capacity_bytes: random.u64(..200) },
+        };
+        let rules = GateRules { pool_bytes: (random.u8(..16) > 0).then(|| random.u64(..200)), servers, ..rules(0) };
         let Some(first) = jobs.iter().position(|job| job.phase == GatePhase::Waiting) else { continue };
         let decision = decide(&nodes, &jobs, rules).into_iter().find(|decision| {
             matches!(*decision, GateDecision::Admit { job, .. } | GateDecision::Wait { job, .. } if job == first)
