@@ -6,11 +6,13 @@ use anyhow::Result;
 /// All of the project.
 pub fn all() -> Result<Vec<Experiment>> {
     const FILES: &[&str] = &[
+        include_str!("../experiments/cluster/decide.toml"),
         include_str!("../experiments/cluster/fig46.toml"),
         include_str!("../experiments/cluster/fig47.toml"),
         include_str!("../experiments/cluster/fig48.toml"),
         include_str!("../experiments/cluster/fig49.toml"),
         include_str!("../experiments/cluster/policies.toml"),
+        include_str!("../experiments/cluster/real.toml"),
         include_str!("../experiments/cluster/reference.toml"),
         include_str!("../experiments/cluster/speed.toml"),
         include_str!("../experiments/cluster/table42.toml"),

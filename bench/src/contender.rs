@@ -9,6 +9,7 @@ use crate::java::{self, Collector, Paging};
 use crate::job::{Job, heap_on, job_on, job_with, native, sample, twice};
 use crate::line::Sample;
 use crate::places::{self, Chooser};
+use crate::real_cluster;
 use crate::server::Server;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching;
@@ -55,6 +56,8 @@ pub(crate) enum Contender {
     Java(Collector, Paging),
     /// The program simulates a cluster under a policy of this name.
     Policy(&'static str),
+    /// Jobs of the program on a real Slurm, with far memory or without.
+    Slurm(bool),
     /// The program simulates near memory under a policy of page replacement of this name.
     Replacement(&'static str),
     /// fio, instead of the program.
@@ -223,6 +226,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "sim-memory-time" => Contender::Policy("memory-time"),
         "sim-memory-time-long" => Contender::Policy("memory-time+long"),
         "sim-worth" => Contender::Policy("worth"),
+        "slurm-near" => Contender::Slurm(false),
+        "slurm-far" => Contender::Slurm(true),
         "opt" => Contender::Replacement("opt"),
         "lru" => Contender::Replacement("lru"),
         "clock" => Contender::Replacement("clock"),
@@ -243,7 +248,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
-             sim-memory-time, sim-memory-time-long, sim-worth, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
+             sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
 }
@@ -273,6 +278,7 @@ impl Contender {
             Contender::Tables(library) => tables::sample(library, job),
             Contender::Java(collector, paging) => java::sample(collector, paging, job),
             Contender::Policy(name) => simulated(name, job),
+            Contender::Slurm(is_far) => real_cluster::sample(is_far, job),
             Contender::Replacement(name) => replaced(name, job),
             Contender::Fio => fio::sample(job),
         }

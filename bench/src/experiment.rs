@@ -206,6 +206,9 @@ const PARAMETERS: &[&str] = &[
     "trials",
     "recording",
     "accounting",
+    "gate_nodes",
+    "queue",
+    "books",
     "trace",
     "tracing",
     "aged",
@@ -377,7 +380,7 @@ fn check_point(point: &Point) -> Result<()> {
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
                 "hotness" | "offload" | "tracing" | "mix" | "cluster" | "rules" | "arrivals" | "recording"
-                | "accounting" | "trace",
+                | "accounting" | "queue" | "books" | "trace",
                 Value::Text(_),
             ) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),

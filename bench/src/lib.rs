@@ -24,6 +24,7 @@ pub mod machine;
 mod overuse;
 mod places;
 mod plot;
+mod real_cluster;
 pub mod redis_slots;
 pub mod report;
 mod serve;

@@ -160,6 +160,8 @@ const WORKLOADS: &[Workload] = &[
     rust("schedule-speed", "simulate", "run"),
     rust("schedule-reference", "compare", "run"),
     rust("schedule-traces", "replay", "job"),
+    rust("decide", "decide", "job"),
+    rust("paced", "serve", "request"),
     rust("replacement", "replay", "access"),
 ];
 /// What sources in C include.

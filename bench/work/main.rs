@@ -8,6 +8,7 @@ mod collected;
 mod compute;
 mod count;
 mod course;
+mod decide;
 mod deref;
 mod entry;
 mod frame;
@@ -20,6 +21,7 @@ mod hash;
 mod latency;
 mod list;
 mod measure;
+mod paced;
 mod pack;
 mod pagerank;
 mod pages;
@@ -163,6 +165,12 @@ struct Options {
     /// Of the simulated clusters.
     #[command(flatten)]
     schedule: schedule::ScheduleOptions,
+    /// Of the gate of a cluster.
+    #[command(flatten)]
+    decide: decide::DecideOptions,
+    /// Of jobs that wait as well as compute.
+    #[command(flatten)]
+    paced: paced::PacedOptions,
     /// Of traces of pages.
     #[command(flatten)]
     replacement: replacement::ReplacementOptions,
@@ -292,6 +300,10 @@ enum Workload {
     ScheduleReference,
     /// A recorded trace of a cluster, replayed.
     ScheduleTraces,
+    /// Decisions of the gate of a large cluster, and divisions of a node.
+    Decide,
+    /// Requests that read some of the data, with waits between them.
+    Paced,
     /// Accesses of a trace, made or simulated.
     Replacement,
 }
@@ -485,6 +497,8 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ScheduleSpeed => schedule::run_speed(options),
         Workload::ScheduleReference => schedule::run_reference(options),
         Workload::ScheduleTraces => schedule::run_traces(options),
+        Workload::Decide => decide::run(options),
+        Workload::Paced => paced::run(options),
         Workload::Replacement => replacement::run(options),
         Workload::CacheUniform => cache::run(options, cache::Trace::Uniform),
     }

@@ -4,8 +4,8 @@
 //! What is near is measured from outside, by the kernel.
 
 use farfield_tests::{
-    Command, Ended, FarRun, MIB, Running, Scratch, compile, farfield, kill_marked, marked_processes, tier, wait_until,
-    window_pss_bytes,
+    Command, Ended, FarRun, MIB, Running, Scratch, Server, compile, farfield, kill_marked, marked_processes, tier,
+    wait_until, window_pss_bytes,
 };
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -300,6 +300,65 @@ fn a_job_that_does_not_shrink_keeps_a_newcomer_waiting_and_not_for_ever() {
 }
 
 #[test]
+fn a_job_that_dies_while_it_shrinks_leaves_its_room_to_the_newcomer() {
+    let scratch = Scratch::new("agent-dies");
+    let agent = Agent::start(&scratch, "agent", &["--near", "112M"]);
+    let (dying_place, newcomer_place) = (Scratch::new("agent-dying"), Scratch::new("agent-after"));
+    let options = [&agent.option(), "--mem", "112M", "--least", "40M"];
+    let Some(dying) = hog(&dying_place, &options, "96", "1") else { return };
+    wait_until("it has its memory", || dying.is_over() || seen_bytes(&dying) > 90 * MIB);
+    // A process that is stopped stays in the middle of what it gives up.
+    for pid in marked_processes(dying.mark()) {
+        if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "hog") {
+            // SAFETY: a system call with two integers; the process carries the mark of this test.
+            unsafe { libc::kill(pid, libc::SIGSTOP) };
+        }
+    }
+    let options = [&agent.option(), "--mem", "64M", "--least", "48M"];
+    let newcomer = hog(&newcomer_place, &options, "48", "1").expect("a compiler");
+    wait_until("it is told to shrink, and the newcomer waits", || {
+        assert!(!newcomer.is_over(), "{}", newcomer.errors());
+        let status = agent.status(&scratch);
+        status["jobs"].as_array().is_some_and(|jobs| jobs.len() == 2)
+            && agent.mib_of(&scratch, &dying, "target_bytes") <= 64
+    });
+    assert!(!agent.runs(&scratch, &newcomer));
+    kill_marked(dying.mark(), "hog");
+    dying.wait();
+    wait_until("the newcomer has all it asked for", || {
+        assert!(!newcomer.is_over(), "{}", newcomer.errors());
+        agent.runs(&scratch, &newcomer) && agent.mib_of(&scratch, &newcomer, "offered_bytes") == 64
+    });
+    let status = agent.status(&scratch);
+    assert_eq!(status["jobs"].as_array().map(Vec::len), Some(1), "{status}");
+}
+
+/// The pool is the agent's, and the quota that of whose token it is.
+#[test]
+fn a_job_with_a_token_of_its_own_is_its_users_tenant() {
+    let scratch = Scratch::new("agent-tenants");
+    let [agents, alices, nobodys] =
+        [("agent", "0123456789abcdef"), ("alice", "fedcba9876543210"), ("nobody", "00112233")]
+            .map(|(name, token)| scratch.token(name, token).to_str().expect("an ASCII path").to_owned());
+    let tenants = scratch.token("tenants", "agent 0123456789abcdef -\nalice fedcba9876543210 256M");
+    let tenants = tenants.to_str().expect("an ASCII path");
+    let server = Server::start_tcp(&scratch, "server", ["--capacity", "1G", "--token-file", tenants]);
+    let agent = Agent::start(&scratch, "daemon", &["--near", "64M", "--pool", server.url(), "--token-file", &agents]);
+    let run = |token: &[&str]| {
+        let Some(hog) = compile("hog", scratch.path()) else { return None };
+        let option = agent.option();
+        let options = [&[option.as_str(), "--mem", "64M", "--least", "32M"], token].concat();
+        Some(FarRun::new(&scratch, options, [hog.to_str().expect("an ASCII path"), "96", "1", "1"]).run())
+    };
+    let Some(plain) = run(&[]) else { return };
+    assert_eq!(plain.code, 0, "{}", plain.errors);
+    let own = run(&["--token-file", &alices]).expect("a compiler");
+    assert_eq!(own.code, 0, "{}", own.errors);
+    let wrong = run(&["--token-file", &nobodys]).expect("a compiler");
+    assert!(wrong.code == 97 && wrong.errors.contains("token"), "{}: {}", wrong.code, wrong.errors);
+}
+
+#[test]
 fn what_cannot_be_met_is_refused_with_what_to_do() {
     let scratch = Scratch::new("agent-refuses");
     let agent = Agent::start(&scratch, "agent", &["--near", "64M", "--far", "64M"]);
@@ -329,6 +388,9 @@ fn what_cannot_be_met_is_refused_with_what_to_do() {
     assert!(answer(&[0xff; 100]).contains("at most 16384"));
     assert!(answer(&frame("{}")).contains("not a message"));
     assert!(answer(&frame(r#"{"status":{"version":99}}"#)).contains("version 99"));
+    // A runner of an older farfield.
+    let old = r#"{"register":{"version":0,"claim":{"memory_bytes":33554432,"least_bytes":33554432}}}"#;
+    assert!(answer(&frame(old)).contains("asked in version 0: use the same farfield"));
     assert!(answer(&frame(r#""ready""#)).contains("registers before"));
     // A stranger that registers is no job.
     let claim = r#"{"register":{"version":1,"claim":{"memory_bytes":33554432,"least_bytes":33554432}}}"#;

@@ -149,10 +149,15 @@ impl RealSlurm {
     }
 
     fn gate(&self, server: &Server) -> Running {
+        self.gate_with(&["--server", server.url()])
+    }
+
+    fn gate_with(&self, options: &[&str]) -> Running {
         let lock = self.scratch.path().join("gate.lock");
         let farfield = farfield();
         let [farfield, lock] = [farfield, lock].map(|path| path.to_str().expect("an ASCII path").to_owned());
-        let words = [&farfield, "gate", "slurm", "--every", "200ms", "--server", server.url(), "--lock", &lock];
+        let words = [farfield.as_str(), "gate", "slurm", "--every", "200ms", "--lock", &lock];
+        let words: Vec<&str> = words.iter().chain(options).copied().collect();
         let running = self.command(&words).within(Duration::from_secs(1800)).start();
         wait_until("the gate works", || {
             assert!(!running.is_over(), "{}", running.errors());
@@ -162,11 +167,15 @@ impl RealSlurm {
     }
 
     fn agent(&self, node: &str, server: &Server) -> Running {
+        self.agent_at(node, server.url())
+    }
+
+    fn agent_at(&self, node: &str, pool: &str) -> Running {
         let farfield = farfield();
         let [farfield, socket] =
             [farfield, self.socket(node)].map(|path| path.to_str().expect("an ASCII path").to_owned());
         let near = format!("{NODE_MIB}M");
-        let words = [&farfield, "agent", "--near", &near, "--socket", &socket, "--pool", server.url()];
+        let words = [&farfield, "agent", "--near", &near, "--socket", &socket, "--pool", pool];
         let running = Command::new(&self.scratch.folder("agent"), words).within(Duration::from_secs(1800)).start();
         wait_until("the agent listens", || {
             assert!(!running.is_over(), "{}", running.errors());
@@ -314,9 +323,36 @@ fn more_jobs_run_than_memory_would_allow_and_all_comes_back_whoever_is_killed() 
     let reason = slurm.farfield(&["gate", "slurm", "--explain", &tenth.id]);
     assert!(reason.text().contains("MiB near are missing"), "{}{}", reason.text(), reason.errors);
 
-    // One is cancelled, and the tenth gets its place.
+    // The pool shrinks below what is in use: nothing is taken from those that run.
+    let init = |far: &str| {
+        let done = slurm.farfield(&["cluster", "init", "--far", far, "--nodes", "n[1-3]"]);
+        assert_eq!(done.code, 0, "{}{}", done.text(), done.errors);
+    };
+    init("64M");
+    wait_until("the gate says what it has promised, and what the server stores", || {
+        let dry = slurm.farfield(&["gate", "slurm", "--dry-run", "--json", "--server", server.url()]);
+        let dry: Value = serde_json::from_str(&dry.text()).unwrap_or_else(|error| panic!("{error}: {}", dry.errors));
+        dry["pool_bytes"].as_u64() == Some(64 * MIB)
+            && dry["charged_bytes"].as_u64() == Some((9 * JOB_MIB - 3 * NODE_MIB) * MIB)
+            && dry["stored_bytes"].as_u64().is_some_and(|stored| stored > 300 * MIB)
+            && dry["capacity_bytes"].as_u64() == Some(2048 * MIB)
+    });
+    assert_eq!(slurm.run(&["scancel", &format!("{}_9", array.id)]).code, 0);
+    wait_until("one has ended", || array.hogs().len() == 8);
+    wait_until("there is room near, and not far", || {
+        let reason = slurm.farfield(&["gate", "slurm", "--explain", &tenth.id, "--server", server.url()]);
+        reason.text().contains("of the pool are missing")
+            && reason.text().contains("of 64 MiB are promised; the memory servers")
+    });
+    assert!(tenth.hogs().is_empty() && array.hogs().len() == 8);
+    init(&format!("{POOL_MIB}M"));
+    wait_until("the tenth runs", || tenth.hogs().len() == 1);
+    assert_eq!(array.hogs().len(), 8);
+    let eleventh = slurm.submit(&hog, &[]);
+
+    // One is cancelled, and the eleventh gets its place.
     assert_eq!(slurm.run(&["scancel", &format!("{}_4", array.id)]).code, 0);
-    wait_until("the tenth runs", || tenth.hogs().len() == 1 && array.hogs().len() == 8);
+    wait_until("the eleventh runs", || eleventh.hogs().len() == 1 && array.hogs().len() == 7);
     wait_until("and is charged", || slurm.charged_mib() == 9 * JOB_MIB - 3 * NODE_MIB);
 
     // The agent of a node, slurmd, the gate and slurmctld are killed; jobs go on, and none is lost or started twice.
@@ -331,21 +367,21 @@ fn more_jobs_run_than_memory_would_allow_and_all_comes_back_whoever_is_killed() 
         controller.signal(libc::SIGTERM);
         controller.wait();
     }
-    assert_eq!(array.hogs().len() + tenth.hogs().len(), 9);
+    let running = || array.hogs().len() + tenth.hogs().len() + eleventh.hogs().len();
+    assert_eq!(running(), 9);
     slurm.start_controller();
     slurm.nodes[1] = Some(slurm.start_node(1));
     agents[0] = slurm.agent(NODES[0], &server);
     gate = slurm.gate(&server);
     wait_until("the agent finds its jobs", || slurm.agent_jobs(NODES[0]).len() == 3);
-    let eleventh = slurm.submit(&hog, &[]);
+    let twelfth = slurm.submit(&hog, &[]);
     assert_eq!(slurm.run(&["scancel", &tenth.id]).code, 0);
-    wait_until("the eleventh takes the place of the tenth", || eleventh.hogs().len() == 1 && tenth.hogs().is_empty());
-    assert_eq!(array.hogs().len(), 8, "nobody else has ended");
+    wait_until("the twelfth takes the place of the tenth", || twelfth.hogs().len() == 1 && tenth.hogs().is_empty());
+    assert_eq!(running(), 8, "nobody else has ended");
     wait_until("the books are right again", || slurm.charged_mib() == 9 * JOB_MIB - 3 * NODE_MIB);
 
     // All end with right results, and give everything back.
-    array.tell_to_end();
-    eleventh.tell_to_end();
+    [&array, &eleventh, &twelfth].map(Submitted::tell_to_end);
     wait_until("all have ended", || slurm.jobs("PENDING,RUNNING,COMPLETING").is_empty());
     let right = slurm.outputs().iter().filter(|output| output.contains("0 wrong")).count();
     assert_eq!(right, 9, "{:?}", slurm.outputs());
@@ -383,7 +419,7 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
     }
     wait_until("the gate says why", || {
         let reason = slurm.farfield(&["gate", "slurm", "--server", &url, "--explain", &format!("{}_1", jobs.id)]);
-        reason.text().contains("no memory server answers")
+        reason.text().contains("a memory server does not answer")
     });
     assert!(jobs.hogs().is_empty(), "nobody starts");
     let server = Server::start_at(&slurm.scratch, "again", url, options);
@@ -398,6 +434,51 @@ fn jobs_that_lose_their_server_start_again_when_there_is_one() {
         assert!(state.trim() == "COMPLETED|None|1|", "{state}");
     }
     slurm.expect_all_given_back(&server);
+}
+
+#[test]
+fn jobs_behind_a_mirror_go_on_without_a_server_and_nobody_starts_until_it_is_back() {
+    let Some(slurm) = RealSlurm::start("slurm-mirror") else { return };
+    let Some(hog) = compile("hog", slurm.scratch.path()) else { return };
+    slurm.init();
+    let options = ["--capacity", "2G", "--metrics", "127.0.0.1:0"];
+    let [one, two] = ["one", "two"].map(|name| Server::start_tcp(&slurm.scratch, name, options));
+    let [first, second] = [&one, &two].map(|server| server.url().to_owned());
+    let pool = format!("mirror({first},{second})");
+    let _agents = NODES.map(|node| slurm.agent_at(node, &pool));
+    let asked = ["--server", &first, "--server", &second, "--copies", "2"];
+    let gate = slurm.gate_with(&asked);
+    let jobs = slurm.submit(&hog, &["--array=1-6"]);
+    wait_until("all run", || {
+        assert!(!gate.is_over(), "{}", gate.errors());
+        jobs.hogs().len() == 6
+    });
+    wait_until("both servers have what is far", || {
+        [&one, &two].iter().all(|server| server.metric("farfield_used_bytes") > 100 * MIB)
+    });
+    two.kill();
+    wait_until("the gate knows", || gate.errors().contains("nobody is admitted"));
+    let late = slurm.submit(&hog, &[]);
+    wait_until("the gate says why", || {
+        let words = ["gate", "slurm", "--explain", &late.id];
+        let words: Vec<&str> = words.iter().chain(&asked).copied().collect();
+        slurm.farfield(&words).text().contains("a memory server does not answer")
+    });
+    // All that ran go on, and end with right results.
+    assert!(jobs.hogs().len() == 6 && late.hogs().is_empty());
+    jobs.tell_to_end();
+    wait_until("all six have ended", || slurm.jobs("RUNNING,COMPLETING").is_empty());
+    let right = || slurm.outputs().iter().filter(|output| output.contains("0 wrong")).count();
+    assert_eq!(right(), 6, "{:?}", slurm.outputs());
+    assert_eq!(slurm.jobs("PENDING"), [late.id.as_str()]);
+    let _two = Server::start_at(&slurm.scratch, "again", second, options);
+    wait_until("the seventh runs", || {
+        assert!(!gate.is_over(), "{}", gate.errors());
+        late.hogs().len() == 1
+    });
+    late.tell_to_end();
+    wait_until("it has ended", || slurm.jobs("PENDING,RUNNING,COMPLETING").is_empty());
+    assert_eq!(right(), 7, "{:?}", slurm.outputs());
 }
 
 #[test]
@@ -445,6 +526,21 @@ fn what_cannot_be_is_refused_and_users_change_nothing_of_the_gates() {
     refused(&["--mem=64M", "-p", "far"], "how much must be near");
     refused(&["--mem=64M", "-L", "farmem:7"], "given by the gate");
     refused(&["--mem=64M", "-L", "farfield_gate:1"], "nobody's");
+
+    // A thousand jobs wait, and one round decides about all.
+    let thousand = submit(&["--mem=64M", half, "--array=1-1000"]);
+    assert_eq!(thousand.code, 0, "{}", thousand.errors);
+    let decided = || {
+        let dry = slurm.farfield(&["gate", "slurm", "--dry-run", "--json"]);
+        let dry: Value = serde_json::from_str(&dry.text()).unwrap_or_else(|error| panic!("{error}: {}", dry.errors));
+        let events = dry["events"].as_array().expect("a list").clone();
+        ["admitted", "waits"].map(|kind| events.iter().filter(|event| event["decision"] == kind).count())
+    };
+    // Two on each node near, and one partly far on the first two: 32 of the pool of 64 for each. Slurm has to look at
+    // them before.
+    wait_until("all are decided about", || decided() == [8, 992]);
+    assert_eq!(slurm.run(&["scancel", thousand.text().trim()]).code, 0);
+    wait_until("they are gone", || slurm.jobs("PENDING").is_empty());
 
     // A job without far memory is what it was.
     let plain = submit(&["--mem=64M"]);

@@ -27,7 +27,7 @@ cargo x CHORE
   build              release build: farfield and libfarfield_preload.so, in target/release
   test [--again | PART...]
                      every test of the CI tier: what must pass before a change goes in; or only: unit lints doctests faults heaps survival tiers switch offload python sandbox leftovers kills budget users examples situations probes programs,
-                     or columns, frames, python_frames, slurm, packages, browser, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm or a browser, or build libraries anew;
+                     or columns, frames, python_frames, slurm, kubernetes, packages, browser, experiments, models, fabric, sql or fuzz-build, which belong to the deep tier: they take long, need Slurm, Kubernetes or a browser, or build libraries anew;
                      the end-to-end tests run a build with assertions (deep: the release build);
                      without PARTs, what has passed and has not changed since is not run again (--again: it is)
                      after --: words for the test runner, such as part of a name (cargo x test probes -- fork)

@@ -65,7 +65,7 @@ const fn deep(part: Part) -> Part {
 
 /// In the order in which they begin: those that cargo builds, of which one runs at a time, and the longest, so that none of them
 /// is left over at the end.
-pub(crate) const PARTS: [Part; 31] = [
+pub(crate) const PARTS: [Part; 32] = [
     part("lints"),
     serial("heaps"),
     part("doctests"),
@@ -90,6 +90,7 @@ pub(crate) const PARTS: [Part; 31] = [
     deep(part("frames")),
     deep(serial("python_frames")),
     deep(alone("slurm")),
+    deep(alone("kubernetes")),
     deep(alone("packages")),
     deep(alone("browser")),
     deep(part("experiments")),

@@ -1,5 +1,8 @@
 //! `farfield cluster`: prepares the scheduler of a cluster for far memory.
 
+mod kubernetes;
+mod users;
+
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
@@ -19,18 +22,27 @@ pub(crate) struct ClusterArgs {
 #[derive(Subcommand, Debug)]
 enum ClusterCommand {
     Init(InitArgs),
+    Users(users::UsersArgs),
+}
+
+#[derive(Subcommand, Debug)]
+enum InitScheduler {
+    Kubernetes(kubernetes::KubernetesInitArgs),
 }
 
 /// Write what Slurm needs: a Lua script, lines of slurm.conf, and a reservation.
 ///
 /// Run it where slurmctld runs, as root. It says what it writes, changes nothing that is right
 /// already, and stops before it writes anything if slurm.conf has lines of its own for the same things.
+/// With the word `kubernetes`, it writes manifests for Kubernetes instead.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct InitArgs {
+    #[command(subcommand)]
+    scheduler: Option<InitScheduler>,
     /// Size of the pool of far memory: what all jobs together may have far
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    far: Size,
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, required = true)]
+    far: Option<Size>,
     /// Partition of jobs with far memory
     #[arg(long, value_name = "NAME", default_value = "far")]
     partition: String,
@@ -53,14 +65,20 @@ Examples:
   farfield cluster init --far 512G --nodes node[1-8] --dry-run   What would be written
   farfield cluster init --far 512G --nodes node[1-8]             512 GiB of far memory for eight nodes, in partition far
   farfield cluster init --far 1T                                 The pool has grown
+  farfield cluster init kubernetes --help                        For Kubernetes
   farfield doctor --cluster                                      What is wrong, if anything
 
 Then start `farfield agent` on each node and `farfield gate slurm` beside slurmctld (docs/guide/slurm.md).";
 
 /// Runs a command about a cluster.
 pub(crate) fn run(args: ClusterArgs) -> anyhow::Result<()> {
-    let ClusterCommand::Init(args) = args.command;
-    init(&args)
+    match args.command {
+        ClusterCommand::Init(InitArgs { scheduler: Some(InitScheduler::Kubernetes(args)), .. }) => {
+            kubernetes::init(&args)
+        }
+        ClusterCommand::Init(args) => init(&args),
+        ClusterCommand::Users(args) => users::run(&args),
+    }
 }
 
 /// A step of the preparation.
@@ -83,7 +101,7 @@ fn init(args: &InitArgs) -> anyhow::Result<()> {
     let slurm = Slurm::new(&args.partition);
     let facts = ClusterFacts::read(&slurm).context("start slurmctld first")?;
     let (user, slurm_uid) = facts.slurm_user().context("scontrol show config does not name SlurmUser")?;
-    let Size::Bytes(pool_bytes) = args.far else {
+    let Some(Size::Bytes(pool_bytes)) = args.far else {
         bail!("--far is a size, like 512G: the memory of other machines has no percentage")
     };
     let wanted = ClusterSetup {

@@ -1,13 +1,15 @@
 //! `farfield gate`: lets jobs with far memory start, beside the scheduler of a cluster.
 
+mod kubernetes;
 mod metrics;
 
 use crate::server_stat::StatClient;
 use anyhow::{Context, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 use farfield_cluster::gate::slurm::checks::ClusterFacts;
 use farfield_cluster::gate::slurm::{RESERVATION, Slurm};
 use farfield_cluster::gate::{GateConfig, GateEvent, GateRound};
+use farfield_core::policy::cluster::PoolServers;
 use farfield_os::{disk, serving, signals};
 use farfield_pager::runner::{ByteSize, agent_socket};
 use metrics::SharedCounts;
@@ -27,22 +29,36 @@ const PAUSE_MAX: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// Let jobs with far memory start, beside the scheduler of a cluster.
+#[derive(Args, Debug)]
+pub(crate) struct GateArgs {
+    #[command(subcommand)]
+    scheduler: SchedulerArg,
+}
+
+/// Scheduler of a cluster.
+#[derive(Subcommand, Debug)]
+enum SchedulerArg {
+    Slurm(SlurmArgs),
+    Kubernetes(kubernetes::KubernetesArgs),
+}
+
+/// Let jobs of Slurm with far memory start, by squeue and scontrol.
 ///
 /// Jobs say `--comment=farfield:least=0.5` to Slurm, which `farfield cluster init` has prepared. The
 /// gate names a node for each, and charges it for its part of the pool of far memory. All that it
 /// knows is in the scheduler: it can be ended and started again at any moment.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct GateArgs {
-    /// Scheduler of the cluster
-    #[arg(value_enum)]
-    scheduler: SchedulerArg,
+struct SlurmArgs {
     /// Partition of jobs with far memory
     #[arg(long, value_name = "NAME", default_value = "far")]
     partition: String,
-    /// Memory server that must answer, or nobody is admitted
+    /// Memory server that must answer, or nobody is admitted; it must have room for far memory of new jobs
     #[arg(long, value_name = "URL")]
     server: Vec<String>,
+    /// Bytes that the memory servers store for each byte of a job: 2 for a mirror of two, 1.25 for ec(4,1)
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = copies)]
+    copies: f64,
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -86,18 +102,17 @@ Examples:
 
 When it is ready it prints one line of JSON to stdout. It logs what it decides to stderr.";
 
-/// Scheduler of a cluster.
-#[derive(Clone, Copy, ValueEnum, Debug)]
-enum SchedulerArg {
-    /// Slurm, by squeue and scontrol
-    Slurm,
+/// Runs a gate until it is told to stop, or once.
+pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
+    match args.scheduler {
+        SchedulerArg::Slurm(args) => run_slurm(args),
+        SchedulerArg::Kubernetes(args) => kubernetes::run(args),
+    }
 }
 
-/// Runs the gate until it is told to stop, or once.
-pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
-    let SchedulerArg::Slurm = args.scheduler;
+fn run_slurm(args: SlurmArgs) -> anyhow::Result<()> {
     let mut slurm = Slurm::new(&args.partition);
-    let mut pool = PoolWatch::new(&args.server, args.token_file.as_deref())?;
+    let mut pool = PoolWatch::new(&args.server, args.token_file.as_deref(), args.copies)?;
     let is_dry_run = args.dry_run || args.explain.is_some();
     let config = GateConfig {
         start_within_s: args.start_within.as_secs().max(1),
@@ -108,7 +123,7 @@ pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
     ensure!(args.every >= Duration::from_millis(50), "--every is at least 50ms");
     if is_dry_run || args.once {
         let _lock = if is_dry_run { None } else { Some(GateLock::take(args.lock.as_deref())?) };
-        let round = config.round(&mut slurm, pool.is_reached(), now_s())?;
+        let round = config.round(&mut slurm, pool.servers(), now_s())?;
         return show(&args, &slurm, &round);
     }
     let stop = signals::bit(libc::SIGTERM) | signals::bit(libc::SIGINT) | signals::bit(libc::SIGHUP);
@@ -119,7 +134,7 @@ pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
     let counts = SharedCounts::default();
     let served = args.metrics.map(|address| metrics::serve(address, counts.clone())).transpose()?;
     let started = Instant::now();
-    let round = config.round(&mut slurm, pool.is_reached(), now_s())?;
+    let round = config.round(&mut slurm, pool.servers(), now_s())?;
     metrics::count_round(&counts, &round, started);
     let line = serde_json::json!({ "ready": true, "partition": args.partition, "pool_bytes": round.pool_bytes,
         "running": round.running, "metrics": served, "pid": std::process::id() });
@@ -129,7 +144,7 @@ pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
     let (mut pause, mut renewed) = (args.every, Instant::now());
     while serving::wait_for_signal(stop, pause)?.is_none() {
         let started = Instant::now();
-        match config.round(&mut slurm, pool.is_reached(), now_s()) {
+        match config.round(&mut slurm, pool.servers(), now_s()) {
             Ok(round) => {
                 metrics::count_round(&counts, &round, started);
                 log(&round);
@@ -167,7 +182,7 @@ fn renew_reservation(slurm: &Slurm) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(args: &GateArgs, slurm: &Slurm, round: &GateRound) -> anyhow::Result<()> {
+fn show(args: &SlurmArgs, slurm: &Slurm, round: &GateRound) -> anyhow::Result<()> {
     let text = if args.json {
         serde_json::to_string(round)? + "\n"
     } else if let Some(job) = &args.explain {
@@ -215,8 +230,11 @@ fn explain(job: &str, slurm: &Slurm, round: &GateRound) -> anyhow::Result<String
 
 fn render(round: &GateRound) -> String {
     let mut text = match round.pool_bytes {
-        Some(bytes) => format!("pool of {}, {} charged; ", ByteSize(bytes), ByteSize(round.charged_bytes)),
-        None => "no memory server answers; ".to_owned(),
+        Some(bytes) => {
+            let stored = round.stored_bytes.map_or(String::new(), |bytes| format!(", {} stored", ByteSize(bytes)));
+            format!("pool of {}, {} charged{stored}; ", ByteSize(bytes), ByteSize(round.charged_bytes))
+        }
+        None => "a memory server does not answer; ".to_owned(),
     };
     let _ = writeln!(text, "{} jobs run", round.running);
     for event in &round.events {
@@ -259,38 +277,61 @@ fn now_s() -> u64 {
 /// Memory servers that must answer, asked every few seconds.
 struct PoolWatch {
     servers: Vec<StatClient>,
-    asked: Option<(Instant, bool)>,
+    copies: f64,
+    asked: Option<(Instant, Option<PoolServers>)>,
 }
 
 impl PoolWatch {
-    fn new(urls: &[String], token_file: Option<&Path>) -> anyhow::Result<PoolWatch> {
+    fn new(urls: &[String], token_file: Option<&Path>, copies: f64) -> anyhow::Result<PoolWatch> {
         let token = crate::token::read(token_file)?;
         let client = |url: &String| StatClient::new(url, token.clone(), None).context("--server");
-        Ok(PoolWatch { servers: urls.iter().map(client).collect::<anyhow::Result<_>>()?, asked: None })
+        Ok(PoolWatch { servers: urls.iter().map(client).collect::<anyhow::Result<_>>()?, copies, asked: None })
     }
 
-    fn is_reached(&mut self) -> bool {
-        if let Some((at, is_reached)) = self.asked
+    /// Returns what the servers have and store; `None` if one does not answer. Blocks for five seconds
+    /// at most for each step of each server's answer.
+    fn servers(&mut self) -> Option<PoolServers> {
+        if let Some((at, servers)) = self.asked
             && at.elapsed() < ASK_SERVERS_EVERY
         {
-            return is_reached;
+            return servers;
         }
-        let was_reached = self.asked.is_none_or(|(_, is_reached)| is_reached);
-        let mut is_reached = true;
+        let was_reached = self.asked.is_none_or(|(_, servers)| servers.is_some());
+        let (mut stored, mut capacity, mut is_reached) = (0u64, 0u64, true);
         for server in &mut self.servers {
-            if let Err(error) = server.ask() {
-                is_reached = false;
-                if was_reached {
-                    tracing::warn!("{error:#}; nobody is admitted");
+            match server.ask() {
+                Ok(stats) => {
+                    let of = |name| stats.numbers.get(name).copied().unwrap_or(0);
+                    stored = stored.saturating_add(of("used_bytes")).saturating_add(of("reserved_bytes"));
+                    capacity = match of("capacity_bytes") {
+                        0 => u64::MAX, // It has no limit.
+                        bytes => capacity.saturating_add(bytes),
+                    };
+                }
+                Err(error) => {
+                    is_reached = false;
+                    if was_reached {
+                        tracing::warn!("{error:#}; nobody is admitted");
+                    }
                 }
             }
         }
         if is_reached && !was_reached {
             tracing::info!("the memory servers answer again");
         }
-        self.asked = Some((Instant::now(), is_reached));
-        is_reached
+        let once = |bytes: u64| if bytes == u64::MAX { bytes } else { (bytes as f64 / self.copies) as u64 };
+        let known = PoolServers { stored_bytes: once(stored), capacity_bytes: once(capacity) };
+        let servers = if self.servers.is_empty() { PoolServers::UNKNOWN } else { known };
+        let servers = is_reached.then_some(servers);
+        self.asked = Some((Instant::now(), servers));
+        servers
     }
+}
+
+/// Reads the number of bytes that are stored for each byte of a job.
+fn copies(text: &str) -> Result<f64, String> {
+    let copies: f64 = text.parse().map_err(|_| "write a number, like 2 or 1.25".to_owned())?;
+    if (1.0..=16.0).contains(&copies) { Ok(copies) } else { Err("it is at least 1 and at most 16".to_owned()) }
 }
 
 /// Lock that one gate of a machine has. The kernel releases it when the gate ends, however it does.
@@ -337,11 +378,19 @@ mod tests {
             GateEvent::Admitted { job: "1".into(), node: "n1".into(), far_bytes: 60 << 20 },
             GateEvent::Waits { job: "2_7".into(), reason: GateWait::Far { missing_bytes: 60 << 20 } },
         ];
-        let round = GateRound { pool_bytes: Some(64 << 30), running: 3, events, ..GateRound::default() };
+        let round = GateRound {
+            pool_bytes: Some(64 << 30),
+            stored_bytes: Some(1 << 30),
+            running: 3,
+            events,
+            ..GateRound::default()
+        };
         let text = render(&round);
-        for part in ["pool of 64.0 GiB", "3 jobs run", "1  starts on n1, with 60.0 MiB", "2_7  waits: 60 MiB"] {
+        for part in
+            ["pool of 64.0 GiB", "1.0 GiB stored", "3 jobs run", "1  starts on n1, with 60.0 MiB", "2_7  waits: 60 MiB"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(render(&GateRound::default()).contains("no memory server answers"));
+        assert!(render(&GateRound::default()).contains("a memory server does not answer"));
     }
 }

@@ -1,9 +1,9 @@
 //! One connection: requests in, responses out, each with a deadline.
 
 use crate::serving::{HttpLimits, Places, bare_response};
+use crate::stream::HttpStream;
 use crate::{EventChannel, WebBody, WebRequest, WebResponse, text};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use ureq_proto::http::{HeaderValue, StatusCode, Version, header};
 use ureq_proto::server::state::{ProvideResponse, RecvBody, SendBody};
@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const PIECE_BYTES: usize = 16 * 1024;
 
 pub(crate) struct HttpConnection<'a> {
-    stream: TcpStream,
+    stream: HttpStream,
     limits: &'a HttpLimits,
     /// Bytes that were received and not used yet.
     received: Vec<u8>,
@@ -53,7 +53,7 @@ const TOO_LARGE: ReceiveError = ReceiveError::Refused("413 Content Too Large", "
 const TOO_LATE: ReceiveError = ReceiveError::Refused("408 Request Timeout", "the request took too long");
 
 impl<'a> HttpConnection<'a> {
-    pub(crate) fn new(stream: TcpStream, limits: &'a HttpLimits) -> HttpConnection<'a> {
+    pub(crate) fn new(stream: HttpStream, limits: &'a HttpLimits) -> HttpConnection<'a> {
         HttpConnection { stream, limits, received: Vec::new() }
     }
 
@@ -64,8 +64,8 @@ impl<'a> HttpConnection<'a> {
         is_over: impl Fn() -> bool,
         answer: impl Fn(&WebRequest) -> WebResponse,
     ) -> io::Result<()> {
-        self.stream.set_nonblocking(false)?;
-        self.stream.set_nodelay(true)?;
+        self.stream.socket().set_nonblocking(false)?;
+        self.stream.socket().set_nodelay(true)?;
         let mut wait = self.limits.request_within;
         loop {
             let (request, reply) = match self.receive(wait) {
@@ -161,8 +161,8 @@ impl<'a> HttpConnection<'a> {
     }
 
     fn read(&mut self, deadline: Instant) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(left(deadline)?))?;
-        let mut piece = [0; 1024];
+        self.stream.set_deadline(deadline);
+        let mut piece = [0; 4096];
         let count = self.stream.read(&mut piece)?;
         self.received.extend_from_slice(&piece[..count]);
         Ok(count)
@@ -234,9 +234,10 @@ impl<'a> HttpConnection<'a> {
 
     /// Tells whether the client has closed the connection. A reader of events sends nothing.
     fn is_closed(&self) -> io::Result<bool> {
-        self.stream.set_nonblocking(true)?;
-        let peeked = self.stream.peek(&mut [0]);
-        self.stream.set_nonblocking(false)?;
+        let socket = self.stream.socket();
+        socket.set_nonblocking(true)?;
+        let peeked = socket.peek(&mut [0]);
+        socket.set_nonblocking(false)?;
         match peeked {
             Ok(count) => Ok(count == 0),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
@@ -264,8 +265,8 @@ impl<'a> HttpConnection<'a> {
 
     /// Writes all bytes before the deadline, however slowly they are read.
     fn write_by(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        self.stream.set_deadline(deadline);
         while !bytes.is_empty() {
-            self.stream.set_write_timeout(Some(left(deadline)?))?;
             match self.stream.write(bytes) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => bytes = &bytes[count..],
@@ -273,14 +274,8 @@ impl<'a> HttpConnection<'a> {
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        self.stream.flush()
     }
-}
-
-/// Returns the time until a deadline, or an error if it has passed.
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 fn is_timeout(error: &io::Error) -> bool {

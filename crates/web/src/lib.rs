@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 #![forbid(unsafe_code)]
 
+mod api;
 mod client;
 mod connection;
 mod events;
@@ -16,11 +17,15 @@ mod guard;
 mod reply;
 mod scrape;
 mod serving;
+mod stream;
+mod tls;
 
+pub use api::{ApiAnswer, ApiClient, ApiLines};
 pub use client::{FetchError, fetch, post};
 pub use events::EventChannel;
 pub use guard::refuse_stranger;
 pub use reply::{WebBody, WebRequest, WebResponse, bytes, events, text};
 pub use scrape::{answer_scrapes, metrics};
-pub use serving::{HttpLimits, serve};
+pub use serving::{HttpLimits, serve, serve_tls};
+pub use tls::{TlsFileError, TlsIdentity};
 pub use ureq_proto::http::{Method, StatusCode};

@@ -1,11 +1,14 @@
 //! Accepts connections, within bounds.
 
 use crate::connection::HttpConnection;
-use crate::{WebRequest, WebResponse};
+use crate::stream::HttpStream;
+use crate::{TlsIdentity, WebRequest, WebResponse};
 use farfield_os::net;
+use rustls::ServerConfig;
 use std::io::{ErrorKind, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -81,6 +84,28 @@ pub fn serve(
     is_over: impl Fn() -> bool + Sync,
     answer: impl Fn(&WebRequest) -> WebResponse + Sync,
 ) -> std::io::Result<()> {
+    serve_as(listener, limits, None, is_over, answer)
+}
+
+/// Serves HTTP/1.1 over TLS, as [`serve`] does without. The handshake is part of a client's first
+/// request.
+pub fn serve_tls(
+    listener: &TcpListener,
+    limits: &HttpLimits,
+    identity: &TlsIdentity,
+    is_over: impl Fn() -> bool + Sync,
+    answer: impl Fn(&WebRequest) -> WebResponse + Sync,
+) -> std::io::Result<()> {
+    serve_as(listener, limits, Some(&identity.0), is_over, answer)
+}
+
+fn serve_as(
+    listener: &TcpListener,
+    limits: &HttpLimits,
+    tls: Option<&Arc<ServerConfig>>,
+    is_over: impl Fn() -> bool + Sync,
+    answer: impl Fn(&WebRequest) -> WebResponse + Sync,
+) -> std::io::Result<()> {
     const LOOK_AGAIN: Duration = Duration::from_secs(1);
     const AFTER_FAILURE: Duration = Duration::from_millis(50);
     listener.set_nonblocking(true)?;
@@ -91,12 +116,18 @@ pub fn serve(
             match listener.accept() {
                 Ok((stream, _)) => {
                     let Some(place) = connections.take() else {
-                        turn_away(stream);
+                        // Who speaks TLS would not understand it.
+                        if tls.is_none() {
+                            turn_away(stream);
+                        }
                         continue;
                     };
                     let serve = move || {
                         let _place = place;
-                        if let Err(error) = HttpConnection::new(stream, limits).serve(streams, is_over, answer) {
+                        let served = HttpStream::new(stream, tls)
+                            .map_err(std::io::Error::other)
+                            .and_then(|stream| HttpConnection::new(stream, limits).serve(streams, is_over, answer));
+                        if let Err(error) = served {
                             tracing::debug!(%error, "an HTTP connection failed");
                         }
                     };

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "farfield_gate";
+pub(super) const PREFIX: &str = "farfield_gate";
 
 /// Counts of a gate, as the thread that serves metrics sees them.
 pub(super) type SharedCounts = Arc<Mutex<GateCounts>>;
@@ -40,6 +40,7 @@ struct LastRound {
     pool_bytes: Option<u64>,
     charged_bytes: u64,
     held_bytes: u64,
+    stored_bytes: Option<u64>,
     running: u64,
     ignored: u64,
     /// Jobs that wait, by the name of the reason.
@@ -63,6 +64,7 @@ pub(super) fn count_round(counts: &SharedCounts, round: &GateRound, started: Ins
         pool_bytes: round.pool_bytes,
         charged_bytes: round.charged_bytes,
         held_bytes: round.held_bytes,
+        stored_bytes: round.stored_bytes,
         running: round.running as u64,
         ignored: 0,
         waiting: BTreeMap::new(),
@@ -109,9 +111,10 @@ impl Collector for GateCollector {
         let of_round = [
             ("running_jobs", Some(last.running), "Jobs with far memory that run"),
             ("ignored_jobs", Some(last.ignored), "Jobs that are left alone, because they are not understood"),
-            ("pool_bytes", last.pool_bytes, "Size of the pool; absent while no memory server answers"),
+            ("pool_bytes", last.pool_bytes, "Size of the pool; absent while a memory server does not answer"),
             ("charged_bytes", Some(last.charged_bytes), "Part of the pool that is promised to jobs"),
             ("held_bytes", Some(last.held_bytes), "Part of the pool that is promised to jobs that run"),
+            ("stored_bytes", last.stored_bytes, "Bytes that the memory servers store, copies counted once"),
         ];
         for (name, value, help) in of_round {
             value.map_or(Ok(()), |value| gauge(&mut out, name, help, value))?;
@@ -124,7 +127,7 @@ impl Collector for GateCollector {
 }
 
 /// Returns the count of each name, 0 for those that are not there, so that no series comes and goes.
-fn by_name<'a>(
+pub(super) fn by_name<'a>(
     label: &'static str,
     names: &'a [&'static str],
     counts: &'a BTreeMap<&'static str, u64>,
@@ -133,7 +136,8 @@ fn by_name<'a>(
     names.iter().map(count)
 }
 
-fn seconds(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, time: Duration) -> Result<(), Error> {
+/// Encodes a gauge of seconds.
+pub(super) fn seconds(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, time: Duration) -> Result<(), Error> {
     out.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&time.as_secs_f64())
 }
 
@@ -164,7 +168,7 @@ mod tests {
             GateEvent::Ignored { job: job(), reason: "nonsense".into() },
             GateEvent::Refused { job: job(), change: "admit", error: "no".into() },
         ];
-        let round = GateRound { pool_bytes: None, charged_bytes: 70, held_bytes: 60, running: 3, events };
+        let round = GateRound { charged_bytes: 70, held_bytes: 60, running: 3, events, ..GateRound::default() };
         count_round(&counts, &round, Instant::now());
         count_round(&counts, &round, Instant::now());
         let text = lines(&counts);
@@ -188,5 +192,8 @@ mod tests {
             assert!((0.0..600.0).contains(&value.parse::<f64>().unwrap()), "{name}{value}");
         }
         assert!(!text.iter().any(|line| line.starts_with("farfield_gate_pool_bytes")), "no server, no pool: {text:?}");
+        let round = GateRound { pool_bytes: Some(90), stored_bytes: Some(80), ..GateRound::default() };
+        count_round(&counts, &round, Instant::now());
+        assert!(lines(&counts).iter().any(|line| line == "farfield_gate_stored_bytes 80"));
     }
 }

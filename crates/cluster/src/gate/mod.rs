@@ -4,12 +4,13 @@
 //! decided is written into its books, and nothing is remembered: a gate can be killed at any moment
 //! and started again, and so can the scheduler.
 
+pub mod kubernetes;
 pub mod slurm;
 #[cfg(test)]
 mod tests;
 
 use farfield_core::policy::cluster::{
-    GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, JobClass, decide,
+    GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, JobClass, PoolServers, decide,
 };
 use serde::{Serialize, Serializer};
 
@@ -134,6 +135,10 @@ fn as_sentence<S: Serializer>(reason: &GateWait, serializer: S) -> Result<S::Ok,
 pub struct GateRound {
     /// Size of the pool in bytes; `None` if it cannot be reached.
     pub pool_bytes: Option<u64>,
+    /// Bytes that the memory servers store, copies counted once; `None` if nothing is known of them.
+    pub stored_bytes: Option<u64>,
+    /// Bytes that the memory servers can store, copies counted once; `None` if there is no limit.
+    pub capacity_bytes: Option<u64>,
     /// Part of the pool for which running and admitted jobs were charged before this round.
     pub charged_bytes: u64,
     /// Part of these bytes for which jobs that run were charged.
@@ -156,17 +161,23 @@ pub struct GateConfig {
 }
 
 impl GateConfig {
-    /// Reads the scheduler, decides, and writes what was decided. Nobody is admitted while the pool
-    /// cannot be reached.
+    /// Reads the scheduler, decides, and writes what was decided. `servers` is `None` while one of the
+    /// memory servers does not answer: then nobody is admitted.
     pub fn round<S: Scheduler>(
         &self,
         scheduler: &mut S,
-        is_pool_reached: bool,
+        servers: Option<PoolServers>,
         now_s: u64,
     ) -> Result<GateRound, S::Error> {
         let state = scheduler.read(now_s)?;
-        let pool_bytes = is_pool_reached.then_some(state.pool_bytes);
-        let mut round = GateRound { pool_bytes, ..GateRound::default() };
+        let pool_bytes = servers.map(|_| state.pool_bytes);
+        let known = servers.filter(|servers| *servers != PoolServers::UNKNOWN);
+        let mut round = GateRound {
+            pool_bytes,
+            stored_bytes: known.map(|servers| servers.stored_bytes),
+            capacity_bytes: known.map(|servers| servers.capacity_bytes).filter(|bytes| *bytes != u64::MAX),
+            ..GateRound::default()
+        };
         for (job, reason) in &state.ignored {
             round.events.push(GateEvent::Ignored { job: job.clone(), reason: reason.clone() });
         }
@@ -185,8 +196,12 @@ impl GateConfig {
                 round.running += 1;
             }
         }
-        let rules =
-            GateRules { pool_bytes, start_within_s: self.start_within_s, overtake_within_s: self.overtake_within_s };
+        let rules = GateRules {
+            pool_bytes,
+            servers: servers.unwrap_or(PoolServers::UNKNOWN),
+            start_within_s: self.start_within_s,
+            overtake_within_s: self.overtake_within_s,
+        };
         for decision in decide(&nodes, &jobs, rules) {
             match decision {
                 GateDecision::Charge { job, far_bytes } => {
@@ -249,11 +264,25 @@ impl SchedulerJob {
 }
 
 impl GateRound {
+    /// Says how the pool is accounted, in brackets: what jobs were promised, and what servers store.
+    fn pool_account(&self) -> String {
+        let mib = |bytes: u64| bytes >> 20;
+        let mut text = format!(" ({} of {} MiB are promised", mib(self.charged_bytes), self.pool_bytes.map_or(0, mib));
+        if let Some(stored) = self.stored_bytes {
+            text += &format!("; the memory servers store {}", mib(stored));
+            text += &self.capacity_bytes.map_or(" MiB".to_owned(), |most| format!(" of {} MiB", mib(most)));
+        }
+        text + ")"
+    }
+
     /// Says in a sentence what a job does or waits for; `None` if the job has no far memory.
     pub fn explain(&self, job: &str) -> Option<String> {
         self.events.iter().rev().find_map(|event| match event {
             GateEvent::Waits { job: id, reason: GateWait::Starting } if id == job => {
                 Some(format!("job {job}: {}", GateWait::Starting))
+            }
+            GateEvent::Waits { job: id, reason: reason @ GateWait::Far { .. } } if id == job => {
+                Some(format!("job {job} waits: {reason}{}", self.pool_account()))
             }
             GateEvent::Waits { job: id, reason } if id == job => Some(format!("job {job} waits: {reason}")),
             GateEvent::Admitted { job: id, node, far_bytes } if id == job => {

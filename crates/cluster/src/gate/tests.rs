@@ -213,14 +213,15 @@ fn more_jobs_run_than_memory_would_allow_and_the_pool_follows() {
     for id in ["1", "2", "3", "4"] {
         scheduler.submit(id, 80, 40);
     }
-    let dry = GateConfig { is_dry_run: true, ..config() }.round(&mut scheduler, true, 200).unwrap();
+    let dry =
+        GateConfig { is_dry_run: true, ..config() }.round(&mut scheduler, Some(PoolServers::UNKNOWN), 200).unwrap();
     assert!(matches!(&dry.events[0], GateEvent::Admitted { job, .. } if job == "1"));
     assert_eq!(scheduler.jobs["1"].licenses, "farfield_gate:1", "a dry run changes nothing");
-    let round = config().round(&mut scheduler, true, 200).unwrap();
+    let round = config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 200).unwrap();
     assert!(round.explain("4").unwrap().contains("20 MiB of the pool are missing"), "{round:?}");
     assert!(round.explain("3").unwrap().contains("with 60 MiB"), "{round:?}");
     assert_eq!(round.explain("17"), None);
-    let starting = config().round(&mut scheduler, true, 201).unwrap();
+    let starting = config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 201).unwrap();
     let is_starting = |event: &GateEvent| matches!(event, GateEvent::Waits { reason: GateWait::Starting, .. });
     assert_eq!(starting.events.iter().filter(|event| is_starting(event)).count(), 3, "{starting:?}");
     assert_eq!(starting.explain("3").unwrap(), format!("job 3: {}", GateWait::Starting));
@@ -228,7 +229,7 @@ fn more_jobs_run_than_memory_would_allow_and_the_pool_follows() {
     scheduler.start_admitted();
     assert_eq!((scheduler.running(), scheduler.charged_mib()), (3, 60), "without far memory two would run");
     scheduler.jobs.remove("1");
-    let round = config().round(&mut scheduler, true, 201).unwrap();
+    let round = config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 201).unwrap();
     assert!(round.events.contains(&GateEvent::Charged { job: "3".into(), far_bytes: 0 }), "{round:?}");
     scheduler.start_admitted();
     assert_eq!((scheduler.running(), scheduler.charged_mib()), (3, 60));
@@ -240,9 +241,23 @@ fn more_jobs_run_than_memory_would_allow_and_the_pool_follows() {
     assert!(json.contains(&waits), "{json}");
     scheduler.answers = 0;
     scheduler.submit("9", 1, 1);
-    let refused = config().round(&mut scheduler, true, 202).unwrap();
+    let refused = config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 202).unwrap();
     let is_refused = |event: &GateEvent| matches!(event, GateEvent::Refused { job, change: "admit", .. } if job == "9");
     assert!(refused.events.iter().any(is_refused), "{refused:?}");
+}
+
+#[test]
+fn a_job_that_lacks_far_memory_is_told_what_was_promised_and_what_servers_store() {
+    let mut scheduler = scheduler();
+    scheduler.submit("1", 180, 40);
+    let servers = PoolServers { stored_bytes: 30 * MIB, capacity_bytes: 100 * MIB };
+    let round = config().round(&mut scheduler, Some(servers), 200).unwrap();
+    let expected = "job 1 waits: 10 MiB of the pool are missing \
+                    (0 of 100 MiB are promised; the memory servers store 30 of 100 MiB)";
+    assert_eq!(round.explain("1").unwrap(), expected);
+    let servers = PoolServers { stored_bytes: 20 * MIB, ..servers };
+    config().round(&mut scheduler, Some(servers), 200).unwrap();
+    assert_eq!(scheduler.jobs["1"].node, "n1");
 }
 
 /// Events are data for programs; the shape is that of serde.
@@ -254,17 +269,17 @@ fn serde_json_of(round: &GateRound) -> String {
 fn nobody_is_admitted_while_the_pool_is_away_and_strays_are_caught() {
     let mut scheduler = scheduler();
     scheduler.submit("1", 80, 40);
-    let round = config().round(&mut scheduler, false, 200).unwrap();
-    assert_eq!(round.explain("1").unwrap(), "job 1 waits: no memory server answers, so nobody is admitted");
+    let round = config().round(&mut scheduler, None, 200).unwrap();
+    assert_eq!(round.explain("1").unwrap(), "job 1 waits: a memory server does not answer, so nobody is admitted");
     scheduler.jobs.get_mut("1").unwrap().licenses = String::new();
-    config().round(&mut scheduler, false, 200).unwrap();
+    config().round(&mut scheduler, None, 200).unwrap();
     assert_eq!(scheduler.jobs["1"].licenses, "farfield_gate:1", "nobody starts who was not admitted");
     // Admitted, and not started in time.
-    config().round(&mut scheduler, true, 200).unwrap();
+    config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 200).unwrap();
     assert_eq!(scheduler.jobs["1"].node, "n1");
-    config().round(&mut scheduler, true, 229).unwrap();
+    config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 229).unwrap();
     assert_eq!(scheduler.jobs["1"].node, "n1");
-    config().round(&mut scheduler, true, 230).unwrap();
+    config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 230).unwrap();
     let job = &scheduler.jobs["1"];
     assert_eq!((job.node.as_str(), job.licenses.as_str()), ("", "farfield_gate:1"));
 }
@@ -291,7 +306,7 @@ fn gates_that_are_killed_admit_nobody_twice_and_lose_nobody() {
                 }
             }
             scheduler.answers = if second < 100 { random.usize(..6) } else { usize::MAX };
-            config().round(&mut scheduler, true, 1000 + second).unwrap();
+            config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 1000 + second).unwrap();
             if random.bool() || second >= 100 {
                 scheduler.start_admitted();
             }
@@ -304,7 +319,7 @@ fn gates_that_are_killed_admit_nobody_twice_and_lose_nobody() {
                 break;
             }
             assert!(round < 1000, "seed {seed}: {:?} wait for ever", scheduler.jobs);
-            config().round(&mut scheduler, true, 10_000 + 10 * round).unwrap();
+            config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 10_000 + 10 * round).unwrap();
             scheduler.start_admitted();
             scheduler.jobs.retain(|_, job| !job.is_running);
         }

@@ -243,7 +243,7 @@ impl Simulator {
     fn may_overtake(&self, arrival_s: f64) -> bool {
         let heads = self.waiting.iter().filter_map(|queue| queue.front());
         let oldest_s = heads.map(|&job| self.records[job].arrival_s).fold(f64::INFINITY, f64::min);
-        self.policy.order.may_overtake(arrival_s, oldest_s)
+        self.policy.order.may_overtake(arrival_s, oldest_s, self.longest_s)
     }
 
     fn find(&mut self, class: usize) -> Option<usize> {

@@ -23,7 +23,8 @@ pub struct Policy {
 )]
 pub struct PolicyError(String);
 
-/// Bound of overtaking in seconds: a job can be overtaken by what arrives within the hour after it.
+/// Bound of overtaking in seconds: a job can be overtaken by what arrives within the hour after it, or
+/// within the time that the longest job takes.
 const WINDOW_S: f64 = 3600.0;
 
 impl Policy {

@@ -145,7 +145,11 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
     let mut token = options.token.clone();
     let registration = options.agent.as_ref().map(|agent| AgentRegistration::begin(agent, &signals)).transpose()?;
     if let Some(given) = registration.as_ref().filter(|given| !given.urls.is_empty()) {
-        (urls, token) = (far::resolve(&given.urls)?, given.token.clone());
+        urls = far::resolve(&given.urls)?;
+        // The pool is the agent's. A job with a token of its own is the tenant of that token.
+        if token.is_empty() {
+            token = given.token.clone();
+        }
     }
     let server = match urls.is_empty() {
         true => {

@@ -3,6 +3,10 @@
 //! Two passes: a node where all of the job is near, else one where it is partly far. Where reclaim
 //! has cores of its own, jobs may use them as long as the node uses no far memory.
 
+mod index;
+
+pub(super) use index::IndexedCluster;
+
 use super::job::JobClass;
 use alloc::vec::Vec;
 
@@ -103,8 +107,24 @@ impl Cluster {
 
     /// Tells whether a job fits on this node, near or partly far.
     pub fn fits_on(&self, node: usize, class: &JobClass) -> bool {
+        self.fit(node, class).is_ok()
+    }
+
+    /// Returns the part of the pool that a job would add to that of this node, which is 0 if all of
+    /// it is near. The error is what the job lacks there.
+    pub fn fit(&self, node: usize, class: &JobClass) -> Result<u64, Shortage> {
         let (node, free) = (&self.nodes[node], self.far_bytes.saturating_sub(self.far_used_bytes));
-        node.fits_near(class) || (free > 0 && node.fits_far(class, free))
+        if node.fits_near(class) {
+            return Ok(0);
+        }
+        if !node.has_cores(class.cores(), node.shape.reclaim_cores) {
+            return Err(Shortage::Cores);
+        }
+        match (node.missing_near_bytes(class), node.additional_far_bytes(class)) {
+            (0, far_bytes) if far_bytes <= free => Ok(far_bytes),
+            (0, far_bytes) => Err(Shortage::Far(far_bytes - free)),
+            (missing_bytes, _) => Err(Shortage::Near(missing_bytes)),
+        }
     }
 
     fn position(&self, first: usize, fits: impl Fn(&NodeClaims) -> bool) -> Option<usize> {

@@ -10,11 +10,11 @@
 //! jobs. A job that is admitted is charged for the overflow that it adds. When another job ends, the
 //! node's overflow may fall below what its jobs are charged for; the youngest of them is then charged
 //! for less. What is charged is never less than the overflow, because no job is charged for more
-//! than its memory.
+//! than its memory. Beside these books, memory servers must have room: there, what they store counts
+//! if it is more than running jobs were promised.
 
-use super::fit::{Cluster, NodeShape, Shortage};
+use super::fit::{Cluster, IndexedCluster, NodeShape, Shortage};
 use super::job::{ClassError, JobClass, RunTime};
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 /// Node of a cluster, as its scheduler describes it.
@@ -74,11 +74,42 @@ impl GateJob {
     }
 }
 
+/// Memory servers behind a pool, together. Amounts are bytes of jobs: copies of the same are counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolServers {
+    /// Bytes that they store now. Servers keep copies of pages that have come near, so it can be more
+    /// than jobs were promised.
+    pub stored_bytes: u64,
+    /// Bytes that they can store.
+    pub capacity_bytes: u64,
+}
+
+impl PoolServers {
+    /// Servers of which nothing is known.
+    pub const UNKNOWN: PoolServers = PoolServers { stored_bytes: 0, capacity_bytes: u64::MAX };
+
+    /// Returns the bytes for which there is room: of what servers store and what running jobs were
+    /// promised the larger counts, beside what was promised to jobs that have not started.
+    fn room_bytes(&self, jobs: &[GateJob]) -> u64 {
+        let (mut running, mut starting) = (0u64, 0u64);
+        for job in jobs {
+            match job.phase {
+                GatePhase::Running { far_bytes, .. } => running = running.saturating_add(far_bytes),
+                GatePhase::Admitted { far_bytes, .. } => starting = starting.saturating_add(far_bytes),
+                GatePhase::Waiting | GatePhase::Held => {}
+            }
+        }
+        self.capacity_bytes.saturating_sub(self.stored_bytes.max(running)).saturating_sub(starting)
+    }
+}
+
 /// Patience of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateRules {
     /// Size of the pool in bytes; `None` if it cannot be reached. Then nobody is admitted.
     pub pool_bytes: Option<u64>,
+    /// Memory servers behind the pool.
+    pub servers: PoolServers,
     /// Seconds within which an admitted job must start, or it waits again.
     pub start_within_s: u64,
     /// Seconds of waiting after which a job is overtaken by none.
@@ -89,13 +120,15 @@ pub struct GateRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateWait {
     /// Something that is not the gate's business.
-    #[error("it is held, or waits for its begin time or for another job: `squeue` says for what")]
+    #[error(
+        "it is held, or waits for its begin time or for another job: `squeue` or `kubectl describe pod` says for what"
+    )]
     Held,
     /// The job may start; the scheduler has not started it.
     #[error("it is admitted, and the scheduler has not started it yet")]
     Starting,
     /// The memory servers do not answer.
-    #[error("no memory server answers, so nobody is admitted")]
+    #[error("a memory server does not answer, so nobody is admitted")]
     Pool,
     /// A job before it in the queue has waited so long that none may overtake it.
     #[error("a job before it has waited so long that none overtakes it any more")]
@@ -175,56 +208,127 @@ pub enum GateDecision {
     },
 }
 
-/// Decides about all jobs, which are in the order of their priority, highest first.
+/// Decides about all jobs, which are in the order of their priority, highest first. What a job lacks
+/// is said for the time after all admissions.
 pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<GateDecision> {
-    let mut cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
+    let cluster = books(nodes, jobs, rules.pool_bytes.unwrap_or(0));
     let mut decisions = charges(&cluster, jobs);
-    let mut is_closed = false;
-    // Who fits nowhere now fits nowhere after others were admitted.
-    let mut refused: BTreeMap<(u32, u64, u64), GateWait> = BTreeMap::new();
+    let mut cluster = IndexedCluster::new(cluster, rules.servers.room_bytes(jobs));
+    let empty = cluster.best_empty_nodes();
+    let (mut is_closed, mut refused, mut lacking) = (false, Refusals::default(), Vec::new());
     for (index, job) in jobs.iter().enumerate() {
         let wait = |reason| GateDecision::Wait { job: index, reason };
-        match job.phase {
+        let class = &job.class;
+        let reason = match job.phase {
             GatePhase::Running { .. } => continue,
             GatePhase::Admitted { age_s, .. } if age_s >= rules.start_within_s => {
                 decisions.push(GateDecision::Withdraw { job: index });
                 continue;
             }
-            GatePhase::Admitted { .. } => {
-                decisions.push(wait(GateWait::Starting));
-                continue;
-            }
-            GatePhase::Held => {
-                decisions.push(wait(GateWait::Held));
-                continue;
-            }
-            GatePhase::Waiting => {}
-        }
-        let class = &job.class;
-        let key = (class.cores(), class.memory_bytes(), class.least_bytes());
-        let reason = match refused.get(&key) {
-            _ if rules.pool_bytes.is_none() => GateWait::Pool,
-            _ if is_closed => GateWait::Turn,
-            Some(&reason) => reason,
-            None => match cluster.find(class, 0) {
-                Some(node) => {
-                    let before = cluster.overflow_bytes(node);
-                    cluster.admit(node, class);
-                    let far_bytes = cluster.overflow_bytes(node) - before;
+            GatePhase::Admitted { .. } => GateWait::Starting,
+            GatePhase::Held => GateWait::Held,
+            GatePhase::Waiting if rules.pool_bytes.is_none() => GateWait::Pool,
+            GatePhase::Waiting if is_closed => GateWait::Turn,
+            GatePhase::Waiting if !empty.take(class) => GateWait::Never,
+            GatePhase::Waiting => {
+                let found = if refused.contain(class) { None } else { cluster.find(class) };
+                if let Some(node) = found {
+                    let far_bytes = cluster.admit(node, class);
                     decisions.push(GateDecision::Admit { job: index, node, far_bytes });
                     continue;
                 }
-                None => shortage(&cluster, class),
-            },
+                refused.add(class);
+                // A job that can never start keeps nobody waiting.
+                is_closed = job.waited_s >= rules.overtake_within_s;
+                lacking.push(decisions.len());
+                GateWait::Cores
+            }
         };
-        if !matches!(reason, GateWait::Pool | GateWait::Turn) {
-            refused.insert(key, reason);
-        }
-        // A job that can never start keeps nobody waiting.
-        is_closed |= reason != GateWait::Never && job.waited_s >= rules.overtake_within_s;
         decisions.push(wait(reason));
     }
+    let nodes = cluster.best_nodes();
+    for decision in lacking {
+        let GateDecision::Wait { job, reason } = &mut decisions[decision] else { continue };
+        *reason = nodes.shortage(&jobs[*job].class).into();
+    }
     decisions
+}
+
+/// Cores, memory and least memory of jobs that fitted nowhere. Other jobs that need as much of everything fit nowhere either,
+/// not even after others were admitted.
+#[derive(Default)]
+struct Refusals(Vec<(u32, u64, u64)>);
+
+impl Refusals {
+    fn contain(&self, class: &JobClass) -> bool {
+        let needs = |(cores, memory, least): &(u32, u64, u64)| {
+            class.cores() >= *cores && class.memory_bytes() >= *memory && class.least_bytes() >= *least
+        };
+        self.0.iter().any(needs)
+    }
+
+    /// Adds a job, in the place of those that need as much of everything.
+    fn add(&mut self, class: &JobClass) {
+        if self.contain(class) {
+            return;
+        }
+        let (cores, memory, least) = (class.cores(), class.memory_bytes(), class.least_bytes());
+        self.0.retain(|other| other.0 < cores || other.1 < memory || other.2 < least);
+        self.0.push((cores, memory, least));
+    }
+}
+
+/// Nodes where one waiting job may start, for a scheduler that chooses among them itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateOffer {
+    /// For each node, the part of the pool that the job would be charged for there, or the reason why
+    /// it may not start there.
+    pub nodes: Vec<Result<u64, GateWait>>,
+}
+
+impl GateOffer {
+    /// Returns the node that [`decide`] would name, if only these nodes were there: the first where all
+    /// of the job is near, else the first where it fits.
+    pub fn best(&self, nodes: impl Iterator<Item = usize> + Clone) -> Option<usize> {
+        let fits = |is_good: fn(u64) -> bool| {
+            nodes.clone().find(|&node| self.nodes.get(node).is_some_and(|fit| fit.is_ok_and(is_good)))
+        };
+        fits(|far_bytes| far_bytes == 0).or_else(|| fits(|_| true))
+    }
+}
+
+/// Finds out where the waiting job `asked` may start. Jobs are in the order of their priority, as for
+/// [`decide`]. The error is a reason that holds on every node.
+///
+/// Jobs before it that fit somewhere are the scheduler's to start first. A job before it that fits
+/// nowhere, and has waited too long to be overtaken, closes the gate.
+pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRules) -> Result<GateOffer, GateWait> {
+    let job = &jobs[asked];
+    match job.phase {
+        GatePhase::Waiting => {}
+        GatePhase::Held => return Err(GateWait::Held),
+        GatePhase::Admitted { .. } | GatePhase::Running { .. } => return Err(GateWait::Starting),
+    }
+    let Some(pool_bytes) = rules.pool_bytes else { return Err(GateWait::Pool) };
+    let cluster = books(nodes, jobs, pool_bytes);
+    let room_bytes = rules.servers.room_bytes(jobs);
+    let fit = |node, class: &JobClass| match cluster.fit(node, class)? {
+        far_bytes if far_bytes > room_bytes => Err(GateWait::Far { missing_bytes: far_bytes - room_bytes }),
+        far_bytes => Ok(far_bytes),
+    };
+    let closes = |before: &GateJob| {
+        before.phase == GatePhase::Waiting
+            && before.waited_s >= rules.overtake_within_s
+            && (0..nodes.len()).all(|node| fit(node, &before.class).is_err())
+            && cluster.takes(&before.class)
+    };
+    if jobs[..asked].iter().any(closes) {
+        return Err(GateWait::Turn);
+    }
+    if !cluster.takes(&job.class) {
+        return Err(GateWait::Never);
+    }
+    Ok(GateOffer { nodes: (0..nodes.len()).map(|node| fit(node, &job.class)).collect() })
 }
 
 /// Enters all jobs that have a node.
@@ -275,14 +379,13 @@ fn charges(cluster: &Cluster, jobs: &[GateJob]) -> Vec<GateDecision> {
     decisions
 }
 
-fn shortage(cluster: &Cluster, class: &JobClass) -> GateWait {
-    if !cluster.takes(class) {
-        return GateWait::Never;
-    }
-    match cluster.shortage(class) {
-        Shortage::Cores => GateWait::Cores,
-        Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
-        Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
+impl From<Shortage> for GateWait {
+    fn from(shortage: Shortage) -> GateWait {
+        match shortage {
+            Shortage::Cores => GateWait::Cores,
+            Shortage::Near(missing_bytes) => GateWait::Near { missing_bytes },
+            Shortage::Far(missing_bytes) => GateWait::Far { missing_bytes },
+        }
     }
 }
 

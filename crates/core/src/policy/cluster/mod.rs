@@ -21,7 +21,9 @@ pub mod split;
 
 pub use claim::{ClaimError, JobClaim};
 pub use fit::{Cluster, NodeShape, Shortage};
-pub use gate::{GateDecision, GateJob, GateNode, GatePhase, GateRules, GateWait, decide};
+pub use gate::{
+    GateDecision, GateJob, GateNode, GateOffer, GatePhase, GateRules, GateWait, PoolServers, decide, offer,
+};
 pub use job::{ClassError, JobClass, RunTime};
 pub use learned::LearnedCurve;
 pub use node::JobBudget;

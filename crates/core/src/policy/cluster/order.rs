@@ -2,7 +2,8 @@
 //!
 //! The published order is that of arrival, and any job that fits may overtake one that does not. A
 //! job that fits nowhere can then wait for ever. Here overtaking is bounded: a job is overtaken
-//! only by jobs that arrived within a window after it.
+//! only by jobs that arrived within a window after it. The window is at least as long as the longest job:
+//! a shorter one would keep nodes idle for most of a job's time, before a job that needs much.
 //!
 //! The longest job first would leave short ones to fill the end of a batch (Graham, 1969), but then
 //! jobs that need memory no longer run beside those that need cores. So only the long jobs go first,
@@ -18,10 +19,10 @@ const LONG: f64 = 0.5;
 pub enum QueueOrder {
     /// Oldest first; jobs that fit overtake those that do not, without bound.
     Arrival,
-    /// Long jobs first, then the oldest. No job is overtaken by one that arrived more than
-    /// `window_s` seconds after it.
+    /// Long jobs first, then the oldest. No job is overtaken by one that arrived after it by more than
+    /// the window.
     LongFirst {
-        /// Bound of overtaking.
+        /// Bound of overtaking in seconds, where no job takes longer.
         window_s: f64,
     },
 }
@@ -46,18 +47,19 @@ impl QueueOrder {
             QueueOrder::Arrival => heads.sort_unstable_by(oldest_first),
             QueueOrder::LongFirst { .. } => {
                 let oldest_s = heads.iter().map(|head| head.arrival_s).fold(f64::INFINITY, f64::min);
-                heads.retain(|head| self.may_overtake(head.arrival_s, oldest_s));
+                heads.retain(|head| self.may_overtake(head.arrival_s, oldest_s, longest_s));
                 let is_short = |head: &QueueHead| head.run_s < LONG * longest_s;
                 heads.sort_unstable_by(|a, b| is_short(a).cmp(&is_short(b)).then(oldest_first(a, b)));
             }
         }
     }
 
-    /// Decides whether a job may start before one that waits and arrived at `oldest_s`.
-    pub fn may_overtake(self, arrival_s: f64, oldest_s: f64) -> bool {
+    /// Decides whether a job may start before one that waits and arrived at `oldest_s`. `longest_s` is as
+    /// for [`sort`](QueueOrder::sort).
+    pub fn may_overtake(self, arrival_s: f64, oldest_s: f64, longest_s: f64) -> bool {
         match self {
             QueueOrder::Arrival => true,
-            QueueOrder::LongFirst { window_s } => arrival_s <= oldest_s + window_s,
+            QueueOrder::LongFirst { window_s } => arrival_s <= oldest_s + window_s.max(longest_s),
         }
     }
 }
@@ -72,9 +74,13 @@ mod tests {
     use super::*;
 
     fn classes(order: QueueOrder, heads: &[(f64, f64)]) -> Vec<usize> {
+        classes_of(order, heads, 30.0)
+    }
+
+    fn classes_of(order: QueueOrder, heads: &[(f64, f64)], longest_s: f64) -> Vec<usize> {
         let head = |(class, &(arrival_s, run_s))| QueueHead { class, arrival_s, run_s };
         let mut heads: Vec<_> = heads.iter().enumerate().map(head).collect();
-        order.sort(&mut heads, 30.0);
+        order.sort(&mut heads, longest_s);
         heads.iter().map(|head| head.class).collect()
     }
 
@@ -89,8 +95,11 @@ mod tests {
     #[test]
     fn nobody_overtakes_from_outside_the_window() {
         let order = QueueOrder::LongFirst { window_s: 1.0 };
-        assert_eq!(classes(order, &[(3.0, 10.0), (1.0, 14.0), (2.0, 30.0)]), [2, 1]);
-        assert!(order.may_overtake(2.0, 1.0) && !order.may_overtake(2.1, 1.0));
-        assert!(QueueOrder::Arrival.may_overtake(1e9, 0.0));
+        let heads = [(3.0, 0.1), (1.0, 0.2), (2.0, 0.9)];
+        assert_eq!(classes_of(order, &heads, 1.0), [2, 1]);
+        assert_eq!(classes_of(order, &heads, 2.0), [1, 2, 0], "jobs take longer than the window");
+        let may = |arrival_s, longest_s| order.may_overtake(arrival_s, 1.0, longest_s);
+        assert!(may(2.0, 0.5) && !may(2.1, 0.5) && may(3.0, 2.0) && !may(3.1, 2.0));
+        assert!(QueueOrder::Arrival.may_overtake(1e9, 0.0, 0.0));
     }
 }

@@ -13,7 +13,12 @@ fn job(memory_bytes: u64, least_bytes: u64, phase: GatePhase) -> GateJob {
 }
 
 fn rules(pool_bytes: u64) -> GateRules {
-    GateRules { pool_bytes: Some(pool_bytes), start_within_s: 30, overtake_within_s: 3600 }
+    GateRules {
+        pool_bytes: Some(pool_bytes),
+        servers: PoolServers::UNKNOWN,
+        start_within_s: 30,
+        overtake_within_s: 3600,
+    }
 }
 
 fn running(memory: u64, least: u64, far_bytes: u64) -> GateJob {
@@ -32,10 +37,36 @@ fn jobs_are_admitted_near_first_and_then_far_until_the_pool_is_promised() {
         GateDecision::Admit { job: 0, node: 0, far_bytes: 0 },
         GateDecision::Admit { job: 1, node: 1, far_bytes: 0 },
         GateDecision::Admit { job: 2, node: 0, far_bytes: 60 },
-        GateDecision::Wait { job: 3, reason: GateWait::Far { missing_bytes: 20 } },
+        // After all admissions: 80 where nothing near is left, and 40 of the pool are.
+        GateDecision::Wait { job: 3, reason: GateWait::Far { missing_bytes: 40 } },
         GateDecision::Admit { job: 4, node: 1, far_bytes: 0 },
     ];
     assert_eq!(decisions, expected);
+}
+
+#[test]
+fn what_servers_store_counts_where_it_is_more_than_what_was_promised() {
+    // 40 of a pool of 100 are promised to a job that runs, 30 to one that has not started.
+    let admitted = job(30, 10, GatePhase::Admitted { node: 0, far_bytes: 30, age_s: 1 });
+    let jobs = [running(140, 60, 40), admitted, waiting(20, 10), waiting(20, 10)];
+    let last = |stored_bytes, capacity_bytes| {
+        let servers = PoolServers { stored_bytes, capacity_bytes };
+        let decisions = decide(&[node(8, 100)], &jobs, GateRules { servers, ..rules(100) });
+        [decisions[decisions.len() - 2], decisions[decisions.len() - 1]]
+    };
+    let lacks = |job, missing_bytes| GateDecision::Wait { job, reason: GateWait::Far { missing_bytes } };
+    let starts = GateDecision::Admit { job: 2, node: 0, far_bytes: 20 };
+    for stored in [0u64, 39, 40, 50] {
+        let missing = 10 + stored.saturating_sub(40);
+        assert_eq!(last(stored, 100), [starts, lacks(3, missing)], "{stored}");
+        assert_eq!(last(100 + stored, 1000), [starts, lacks(3, 10)], "the servers have room, and the pool is promised");
+    }
+    assert_eq!(last(51, 100), [lacks(2, 1), lacks(3, 1)], "one byte too many is stored");
+    assert_eq!(last(0, 89), [lacks(2, 1), lacks(3, 1)], "the servers are smaller than the pool");
+    assert_eq!(last(u64::MAX, 100), [lacks(2, 20), lacks(3, 20)]);
+    let full = PoolServers { stored_bytes: 7000, capacity_bytes: 7000 };
+    let near = decide(&[node(8, 100)], &[waiting(100, 100)], GateRules { servers: full, ..rules(100) });
+    assert_eq!(near, [GateDecision::Admit { job: 0, node: 0, far_bytes: 0 }], "a job that is all near needs no pool");
 }
 
 #[test]
@@ -192,7 +223,12 @@ fn random_histories_promise_nothing_twice_and_every_job_starts_in_the_end() {
                     (node.is_up, node.foreign_bytes) = (true, 0);
                 }
             }
-            let rules = GateRules { start_within_s: 30, overtake_within_s: 600, pool_bytes: Some(model.pool_bytes) };
+            let rules = GateRules {
+                start_within_s: 30,
+                overtake_within_s: 600,
+                pool_bytes: Some(model.pool_bytes),
+                servers: PoolServers::UNKNOWN,
+            };
             // A gate that is killed has applied only the first of its decisions.
             let decisions = decide(&model.nodes, &model.jobs, rules);
             let applied = if random.u8(..4) == 0 { random.usize(..=decisions.len()) } else { decisions.len() };
@@ -213,7 +249,12 @@ fn random_histories_promise_nothing_twice_and_every_job_starts_in_the_end() {
                 }
             }
         }
-        let rules = GateRules { start_within_s: 30, overtake_within_s: 600, pool_bytes: Some(model.pool_bytes) };
+        let rules = GateRules {
+            start_within_s: 30,
+            overtake_within_s: 600,
+            pool_bytes: Some(model.pool_bytes),
+            servers: PoolServers::UNKNOWN,
+        };
         for decision in decide(&model.nodes, &model.jobs, rules) {
             let is_impossible = matches!(decision, GateDecision::Wait { reason: GateWait::Never, .. });
             assert!(is_impossible, "seed {seed}: {decision:?} of {:?}", model.jobs);
@@ -250,6 +291,71 @@ fn books_are_never_below_the_overflow_without_strange_jobs() {
             assert!(overflow <= model.charged_bytes(), "seed {seed}, round {round}: the pool is used and free");
         }
     }
+}
+
+#[test]
+fn an_offer_is_what_would_be_decided_about_the_first_job_that_waits() {
+    let mut offers = 0;
+    for seed in 0..2000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let count = 1 + random.usize(..5);
+        let mut nodes: Vec<GateNode> = (0..count).map(|_| node(2 + random.u32(..8), 60 + random.u64(..100))).collect();
+        for node in &mut nodes {
+            (node.is_up, node.foreign_bytes) = (random.u8(..8) > 0, random.u64(..60));
+        }
+        let jobs: Vec<GateJob> = (0..random.usize(..12))
+            .map(|_| {
+                let memory = 1 + random.u64(..150);
+                let phase = match random.u8(..4) {
+                    0 => GatePhase::Waiting,
+                    1 => GatePhase::Held,
+                    _ => GatePhase::Running { node: random.usize(..count), far_bytes: 0 },
+                };
+                GateJob { waited_s: random.u64(..7200), ..job(memory, 1 + random.u64(..memory), phase) }
+            })
+            .collect();
+        let servers = match random.bool() {
+            true => PoolServers::UNKNOWN,
+            false => PoolServers { stored_bytes: random.u64(..100), capacity_bytes: random.u64(..200) },
+        };
+        let rules = GateRules { pool_bytes: (random.u8(..16) > 0).then(|| random.u64(..200)), servers, ..rules(0) };
+        let Some(first) = jobs.iter().position(|job| job.phase == GatePhase::Waiting) else { continue };
+        let decision = decide(&nodes, &jobs, rules).into_iter().find(|decision| {
+            matches!(*decision, GateDecision::Admit { job, .. } | GateDecision::Wait { job, .. } if job == first)
+        });
+        let offered = offer(&nodes, &jobs, first, rules);
+        match (decision, &offered) {
+            (Some(GateDecision::Admit { node, far_bytes, .. }), Ok(offer)) => {
+                assert_eq!(offer.best(0..count), Some(node), "seed {seed}");
+                assert_eq!(offer.nodes[node], Ok(far_bytes), "seed {seed}");
+                assert_ne!(offer.best((0..count).filter(|&other| other != node)), Some(node), "seed {seed}");
+                offers += 1;
+            }
+            (
+                Some(GateDecision::Wait {
+                    reason: GateWait::Near { .. } | GateWait::Far { .. } | GateWait::Cores, ..
+                }),
+                Ok(offer),
+            ) => {
+                assert_eq!(offer.best(0..count), None, "seed {seed}");
+                assert!(offer.nodes.iter().all(Result::is_err), "seed {seed}");
+            }
+            (Some(GateDecision::Wait { reason, .. }), Err(other)) => assert_eq!(reason, *other, "seed {seed}"),
+            other => panic!("seed {seed}: {other:?}"),
+        }
+        // Who has waited too long closes the gate for all behind it, as it does in a decision.
+        for (index, job) in jobs.iter().enumerate().filter(|(_, job)| job.phase == GatePhase::Waiting) {
+            let closes = jobs[..index].iter().enumerate().any(|(before, other)| {
+                let is_stuck = || offer(&nodes, &jobs, before, rules).is_ok_and(|it| it.best(0..count).is_none());
+                other.phase == GatePhase::Waiting && other.waited_s >= 3600 && is_stuck()
+            });
+            if rules.pool_bytes.is_some() {
+                let is_closed = offer(&nodes, &jobs, index, rules) == Err(GateWait::Turn);
+                assert_eq!(is_closed, closes, "seed {seed}: {job:?}");
+            }
+        }
+    }
+    assert!(offers > 200, "{offers}");
 }
 
 #[test]

@@ -308,13 +308,3 @@ impl ClassTable {
         }
     }
 }
-
-#[cfg(test)]
-impl MemoryTime {
-    /// Returns N / C of a division of these jobs.
-    pub(super) fn objective(&mut self, jobs: &[JobProgress], shares: &[f64]) -> f64 {
-        self.weights.clear();
-        self.weights.extend(jobs.iter().map(|job| job.remaining.max(REMAINING_MIN)));
-        self.ratio(jobs, shares)
-    }
-}

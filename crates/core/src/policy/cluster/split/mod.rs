@@ -12,6 +12,8 @@ mod proportional;
 mod tests;
 
 use super::job::JobClass;
+#[cfg(test)]
+use super::job::STEPS;
 use alloc::vec::Vec;
 use memory_time::MemoryTime;
 
