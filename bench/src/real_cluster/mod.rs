@@ -26,8 +26,9 @@ use std::time::{Duration, SystemTime};
 
 const MIB: u64 = 1 << 20;
 const SHAPE: Shape = Shape { nodes: 4, cores: 4, near_mib: 512, partitions: KINDS.len() };
-/// What the agent of a node divides. A job can have 16 MiB and 2 % more than its budget.
-const AGENT_MIB: u64 = 512;
+/// Near memory of a node that Slurm counts and the agent divides, where there is far memory. A job can have some MiB more
+/// than its budget, and a runner has some, too.
+const AGENT_MIB: u64 = 480;
 const POOL_MIB: u64 = 1536;
 /// Wait after each request. Sixteen jobs that all miss must not need more than the two processors.
 const WAIT_US: u64 = 30_000;
@@ -60,7 +61,7 @@ const KINDS: [JobKind; 3] = [
         count: 9,
         memory_mib: 288,
         data_mib: 272,
-        least_mib: 144,
+        least_mib: 128,
         page_order: "popular",
         burst: 150,
         requests_percent: 100,
@@ -70,7 +71,7 @@ const KINDS: [JobKind; 3] = [
         count: 9,
         memory_mib: 160,
         data_mib: 144,
-        least_mib: 112,
+        least_mib: 104,
         page_order: "scan",
         burst: 150,
         requests_percent: 85,
@@ -123,13 +124,14 @@ pub(crate) fn sample(is_far: bool, job: &Job<'_>) -> Result<Sample> {
     let requests = requests(job)?;
     let name = if is_far { "far" } else { "near" };
     let folder = job.scratch.join(name);
-    let mut slurm = SlurmCluster::start(&folder, SHAPE)?;
+    let near_mib = if is_far { AGENT_MIB } else { SHAPE.near_mib };
+    let mut slurm = SlurmCluster::start(&folder, Shape { near_mib, ..SHAPE })?;
     let measured = measured(job, requests)?;
     let server = is_far.then(|| server(job)).transpose()?;
     if let Some(server) = &server {
         start_far_memory(&mut slurm, &folder, &server.url, job)?;
     }
-    let batch = Batch { folder: &folder, is_far, job, requests };
+    let batch = Batch { folder: &folder, is_far, near_mib, job, requests };
     let pause_s = batch.pause_s(&mut slurm)?;
     let watch = NearWatch::new(&slurm.name);
     let (ended, near) = watch.during(|| batch.run(&mut slurm))?;
@@ -219,6 +221,8 @@ struct EndedJob {
 struct Batch<'a> {
     folder: &'a Path,
     is_far: bool,
+    /// Near memory of a node.
+    near_mib: u64,
     job: &'a Job<'a>,
     requests: u64,
 }
@@ -242,7 +246,7 @@ impl Batch<'_> {
         let small = JobKind { data_mib: 16, ..KINDS[2] };
         let mut submitted = Vec::new();
         for number in 0..2 * SHAPE.nodes {
-            let id = self.submit(slurm, 0, SHAPE.near_mib, SHAPE.near_mib, &small.words(100, number as u64))?;
+            let id = self.submit(slurm, 0, self.near_mib, self.near_mib, &small.words(100, number as u64))?;
             submitted.push((0, id, now_s()?));
         }
         let ended = self.wait_for(slurm, &submitted)?;
