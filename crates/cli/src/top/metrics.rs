@@ -37,7 +37,7 @@ impl Collector for ScrapeCollector {
 }
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
-const OF_HEAPS: [(&str, MetricKind, &str); 39] = [
+const OF_HEAPS: [(&str, MetricKind, &str); 40] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
     ("table_bytes", Gauge, "Near memory of tables"),
