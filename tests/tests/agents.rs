@@ -345,7 +345,7 @@ fn a_job_with_a_token_of_its_own_is_its_users_tenant() {
     let server = Server::start_tcp(&scratch, "server", ["--capacity", "1G", "--token-file", tenants]);
     let agent = Agent::start(&scratch, "daemon", &["--near", "64M", "--pool", server.url(), "--token-file", &agents]);
     let run = |token: &[&str]| {
-        let Some(hog) = compile("hog", scratch.path()) else { return None };
+        let hog = compile("hog", scratch.path())?;
         let option = agent.option();
         let options = [&[option.as_str(), "--mem", "64M", "--least", "32M"], token].concat();
         Some(FarRun::new(&scratch, options, [hog.to_str().expect("an ASCII path"), "96", "1", "1"]).run())

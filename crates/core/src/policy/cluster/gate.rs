@@ -254,8 +254,8 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
     decisions
 }
 
-/// Cores, memory and least memory of jobs that fitted nowhere. Other jobs that need as much of everything fit nowhere either,
-/// not even after others were admitted.
+/// Cores, memory and least memory of jobs that fitted nowhere. Other jobs that need as much of
+/// everything fit nowhere either, not even after others were admitted.
 #[derive(Default)]
 struct Refusals(Vec<(u32, u64, u64)>);
 

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug)]
 pub(in crate::policy::cluster) struct IndexedCluster {
     cluster: Cluster,
-    tree: Tree,
+    tree: FreeTree,
     /// Bytes of the pool for which its servers have room.
     room_bytes: u64,
 }
@@ -22,7 +22,7 @@ pub(in crate::policy::cluster) struct IndexedCluster {
 impl IndexedCluster {
     /// Makes the tree of a cluster for whose pool servers have room for `room_bytes` more.
     pub(in crate::policy::cluster) fn new(cluster: Cluster, room_bytes: u64) -> IndexedCluster {
-        let tree = Tree::new(cluster.nodes.iter().map(Free::of));
+        let tree = FreeTree::new(cluster.nodes.iter().map(Free::of));
         IndexedCluster { cluster, tree, room_bytes }
     }
 
@@ -171,10 +171,10 @@ impl Free {
 /// Vertices of a complete binary tree: the children of vertex `i` are `2 i` and `2 i + 1`, the root is 1,
 /// and the second half are the nodes.
 #[derive(Clone, Debug)]
-struct Tree(Vec<Free>);
+struct FreeTree(Vec<Free>);
 
-impl Tree {
-    fn new(nodes: impl ExactSizeIterator<Item = Free>) -> Tree {
+impl FreeTree {
+    fn new(nodes: impl ExactSizeIterator<Item = Free>) -> FreeTree {
         let width = nodes.len().next_power_of_two();
         let mut vertices = alloc::vec![Free::NONE; 2 * width];
         for (vertex, node) in vertices[width..].iter_mut().zip(nodes) {
@@ -183,7 +183,7 @@ impl Tree {
         for vertex in (1..width).rev() {
             vertices[vertex] = vertices[2 * vertex].most(vertices[2 * vertex + 1]);
         }
-        Tree(vertices)
+        FreeTree(vertices)
     }
 
     fn width(&self) -> usize {
