@@ -106,6 +106,11 @@ fn refused_starts_change_nothing() {
 }
 
 #[test]
+fn a_program_that_runs_begins_at_an_encrypted_server() {
+    check(&["encrypted"]);
+}
+
+#[test]
 fn a_process_of_a_job_keeps_that_job() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("inside");
