@@ -5,12 +5,15 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child;
 use crate::company::{self, Company};
 use crate::fio;
+use crate::front;
 use crate::java::{self, Collector, Paging};
 use crate::job::{Job, heap_on, job_on, job_with, native, sample, twice};
 use crate::line::Sample;
 use crate::places::{self, Chooser};
+use crate::questions;
 use crate::real_cluster;
 use crate::server::Server;
+use crate::spill::{self, Means};
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching;
 use crate::sys::Processors;
@@ -42,6 +45,8 @@ pub(crate) enum Contender {
     HeapOffload(Far),
     /// The same on the page plane, whose far memory moves to a second server of that kind.
     HeapSwitch(Far),
+    /// A script of Python keeps its data in a far heap.
+    HeapPython(Far),
     /// `farfield run` whose far memory moves so.
     FarfieldSwitch(Far),
     /// `farfield run`, beside others of its kind.
@@ -52,6 +57,8 @@ pub(crate) enum Contender {
     Peer(Peer),
     /// A library for tables, under Linux swap to compressed RAM.
     Tables(Library),
+    /// A library that keeps what does not fit on a disk.
+    Spill(Means),
     /// The same program in Java, whose memory is served in this way.
     Java(Collector, Paging),
     /// The program simulates a cluster under a policy of this name.
@@ -62,6 +69,8 @@ pub(crate) enum Contender {
     Replacement(&'static str),
     /// fio, instead of the program.
     Fio,
+    /// The dashboard beside many jobs of the program, whether or not pages look at it.
+    Dashboard { is_seen: bool },
 }
 
 /// Who keeps remote objects, across TCP loopback.
@@ -164,6 +173,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-hybrid" => Contender::Heap(Far::Private, "hybrid"),
         "heap-hybrid-tcp" => Contender::Heap(Far::Tcp, "hybrid"),
         "heap-hybrid-late" => Contender::Heap(Far::LateTcp, "hybrid"),
+        "heap-python" => Contender::HeapPython(Far::Private),
+        "heap-python-tcp" => Contender::HeapPython(Far::Tcp),
         "loopback" => Contender::Peer(Peer::Loopback),
         "redis" => Contender::Peer(Peer::Redis),
         "redis-cluster" => Contender::Peer(Peer::RedisCluster),
@@ -239,15 +250,20 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "sieve" => Contender::Replacement("sieve"),
         "sieve-uses" => Contender::Replacement("sieve-uses"),
         "segmented-fifo" => Contender::Replacement("segmented-fifo"),
+        "numpy-memmap" => Contender::Spill(Means::Memmap),
+        "polars-streaming" => Contender::Spill(Means::PolarsStreaming),
+        "duckdb" => Contender::Spill(Means::DuckDb),
+        "dashboard" => Contender::Dashboard { is_seen: true },
+        "dashboard-unseen" => Contender::Dashboard { is_seen: false },
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-enabled, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
+             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
@@ -256,7 +272,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
 /// The kernel sometimes kills a process at a small limit although swap is free; then the sample is taken again. None that was killed
 /// seven times ever ran.
 const OOM_RETRIES: u64 = 7;
-const LOCK_WITHIN: Duration = Duration::from_secs(600);
+pub(crate) const LOCK_WITHIN: Duration = Duration::from_secs(600);
 
 impl Contender {
     /// Runs the program once.
@@ -268,6 +284,8 @@ impl Contender {
             Contender::FarfieldHuge => job_with(&["--huge-pages".into()], job),
             Contender::Enabled => enabled(job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
+            Contender::Heap(far, plane) if job.workload.name == questions::NAME => questions::in_rust(far, plane, job),
+            Contender::HeapPython(far) => questions::in_python(far, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
@@ -276,11 +294,13 @@ impl Contender {
             Contender::FarfieldAt(chooser) => places::sample(chooser, job),
             Contender::Peer(peer) => remote(peer, job),
             Contender::Tables(library) => tables::sample(library, job),
+            Contender::Spill(means) => spill::sample_of(means, job),
             Contender::Java(collector, paging) => java::sample(collector, paging, job),
             Contender::Policy(name) => simulated(name, job),
             Contender::Slurm(is_far) => real_cluster::sample(is_far, job),
             Contender::Replacement(name) => replaced(name, job),
             Contender::Fio => fio::sample(job),
+            Contender::Dashboard { is_seen } => front::sample_of(is_seen, job),
         }
     }
 }
@@ -398,7 +418,8 @@ fn farfield_with(far: Far, job: &Job<'_>) -> Result<Sample> {
     Ok(sample)
 }
 
-fn heap(far: Far, plane: &str, more: &[&str], job: &Job<'_>) -> Result<Sample> {
+/// The program with its data in a far heap of that plane.
+pub(crate) fn heap(far: Far, plane: &str, more: &[&str], job: &Job<'_>) -> Result<Sample> {
     let server = match far {
         Far::Compressed => None,
         Far::Private | Far::Tcp | Far::LateTcp => Some(server_at(far, "server", job)?),

@@ -241,6 +241,9 @@ fn ensure_possible(job: &Job<'_>, point: &Point) -> Result<()> {
     if job.workload.name == "sql" && !cfg!(feature = "sql") {
         return Err(unavailable("this harness was built without SQL", "build farfield-bench with --features sql"));
     }
+    if job.workload.name == "questions" && !cfg!(feature = "frame") {
+        return Err(unavailable("this harness was built without frames", "build farfield-bench with --features frame"));
+    }
     if number(point, "real").is_ok_and(|real| real == 1) && std::env::var_os(REAL_DATA).is_none() {
         return Err(unavailable("no real data", format!("name its folder in {REAL_DATA}")));
     }

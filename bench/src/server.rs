@@ -117,6 +117,16 @@ impl Server {
         })
     }
 
+    /// One with room for so many jobs, each with the data.
+    pub(crate) fn of_jobs(job: &Job<'_>, jobs: usize) -> Result<Server> {
+        let mut command = Command::new(binary(job)?);
+        let capacity = format!("{}B", job.data_bytes * 2 * jobs as u64);
+        let listen = format!("unix:{}", job.scratch.join("jobs.sock").display());
+        command.args(["serve", "--listen", &listen, "--capacity", &capacity, "--drain-timeout", "0"]);
+        command.args(["--max-connections", &(8 * jobs + 64).to_string()]);
+        Server::start_far(command, job)
+    }
+
     fn farfield_with(job: &Job<'_>, listen: &str, options: &[&str]) -> Result<Server> {
         let mut command = Command::new(binary(job)?);
         command.args(["serve", "--listen", listen, "--capacity", &format!("{}B", job.data_bytes * 3)]);
@@ -254,9 +264,14 @@ impl Server {
 
     /// CPU time that the server has taken so far.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
+        cpu_seconds_of(self.child.id())
     }
+}
+
+/// CPU time that a process has taken so far.
+pub(crate) fn cpu_seconds_of(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    cpu_ticks(&stat) as f64 / 100.0 // Ticks of /proc are hundredths of a second on every Linux.
 }
 
 /// Files of an authority, and of a server and a client that it vouches for.

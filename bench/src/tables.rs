@@ -19,7 +19,7 @@ pub(crate) enum Library {
 }
 
 /// The environment variable that names the Python with these modules.
-const PYTHON: &str = "FARFIELD_PYTHON";
+pub(crate) const PYTHON: &str = "FARFIELD_PYTHON";
 const SCRIPT: &str = include_str!("../workloads/trips.py");
 
 impl Library {
@@ -65,7 +65,7 @@ fn resident(python: &Path, words: &[String], library: Library, scratch: &Path, p
 }
 
 /// Has the program make the columns, and the answers.
-fn write_columns(folder: &Path, job: &Job<'_>) -> Result<()> {
+pub(crate) fn write_columns(folder: &Path, job: &Job<'_>) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut command = Command::new(job.program);
     command.args(job.arguments).arg("--columns").arg(folder);

@@ -56,6 +56,13 @@ const PEOPLE_JS: Script = Script {
     variable: "FARFIELD_NODE",
 };
 
+const SPILL_PY: Script = Script {
+    file: "spill.py",
+    text: include_str!("../workloads/spill.py"),
+    interpreter: "python3",
+    variable: "FARFIELD_PYTHON",
+};
+
 macro_rules! c {
     ($name:literal, $phase:literal, $unit:literal) => {
         Workload {
@@ -88,6 +95,7 @@ const WORKLOADS: &[Workload] = &[
     c!("wordcount", "count", "word"),
     c!("calls", "read", "call"),
     c!("probe", "signal_fault", "page"),
+    c!("ticks", "tick", "page"),
     people("numpy", &PEOPLE_PY, "product"),
     people("pandas", &PEOPLE_PY, "row"),
     people("python", &PEOPLE_PY, "look-up"),
@@ -99,6 +107,9 @@ const WORKLOADS: &[Workload] = &[
     people("scikit-clusters", &PEOPLE_PY, "point"),
     people("scikit-boosting", &PEOPLE_PY, "row"),
     people("polars", &PEOPLE_PY, "row"),
+    people("spill-look-ups", &SPILL_PY, "look-up"),
+    people("spill-join", &SPILL_PY, "row"),
+    people("spill-groups", &SPILL_PY, "row"),
     rust("deref", "access", "dereference"),
     rust("compute", "scan", "object"),
     rust("words", "scan", "word"),
@@ -128,6 +139,7 @@ const WORKLOADS: &[Workload] = &[
     rust("shuffle", "move", "element"),
     rust("trips", "ask", "row"),
     rust("sql", "ask", "row"),
+    rust("questions", "ask", "row"),
     rust("switch", "during", "access"),
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
@@ -335,7 +347,8 @@ mod tests {
             // An operation of a program around others may be all of its work.
             const WHOLE: [&str; 7] =
                 ["numpy", "pandas", "sort", "numpy-sort", "scikit-clusters", "scikit-boosting", "polars"];
-            let ops = if WHOLE.contains(&workload.name) { "2" } else { "1000" };
+            let is_whole = WHOLE.contains(&workload.name) || workload.name.starts_with("spill-");
+            let ops = if is_whole { "2" } else { "1000" };
             let arguments = ["--data-mib", "16", "--passes", "2", "--seed", "7", "--ops", ops];
             let run = || Command::new(&program).args(&words).args(arguments).current_dir(&folder).output().unwrap();
             let parse = |output: std::process::Output| Output::parse(&String::from_utf8(output.stdout).unwrap());

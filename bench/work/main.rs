@@ -27,6 +27,8 @@ mod pagerank;
 mod pages;
 mod pauses;
 mod polled;
+#[cfg(feature = "frame")]
+mod questions;
 mod random;
 mod real;
 mod remote;
@@ -147,7 +149,7 @@ struct Options {
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
-    /// Where `trips` leaves its columns and answers for others.
+    /// Where `trips` leaves its columns and answers for others, and `questions` its table.
     #[arg(long)]
     columns: Option<std::path::PathBuf>,
     /// What `trips` does where its columns are.
@@ -236,6 +238,8 @@ enum Workload {
     Trips,
     /// Questions in SQL.
     Sql,
+    /// Questions to a data frame.
+    Questions,
     /// Pages in random order while far memory moves.
     Switch,
     /// References between objects, followed.
@@ -465,6 +469,10 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Sql => sql::run(options),
         #[cfg(not(feature = "sql"))]
         Workload::Sql => anyhow::bail!("build farfield-bench with --features sql"),
+        #[cfg(feature = "frame")]
+        Workload::Questions => questions::run(options),
+        #[cfg(not(feature = "frame"))]
+        Workload::Questions => anyhow::bail!("build farfield-bench with --features frame"),
         Workload::Switch => switch::run(options),
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),

@@ -6,7 +6,7 @@ import threading
 from typing import Any, Optional
 
 from ._errors import FarfieldError
-from ._job import current_job
+from ._job import current_job, _text
 
 #: Seconds between two looks. Each takes a hundredth of a second of a processor.
 _LOOK_EVERY = 2.0
@@ -39,11 +39,15 @@ class _Line:
 
 
 def _status() -> str:
+    job = current_job()
+    if job is None:
+        return "farfield: far memory is off: call farfield.enable()"
     try:
-        job = current_job()
+        stats = job.stats()
     except FarfieldError as error:
         return f"farfield: {error}"
-    return "farfield: far memory is off: call farfield.enable()" if job is None else repr(job)
+    near, limit, far = map(_text, (stats.near_bytes, stats.near_limit_bytes, stats.far_bytes))
+    return f"farfield: near {near} of {limit}, far {far}, {stats.faults:,} faults"
 
 
 def _show(_words: str = "") -> None:

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 const DEBIAN_PYTHON: &str = "/usr/bin/python3";
+/// The environment variable that names another interpreter, whose modules are used instead of Debian's.
+const OTHER_PYTHON: &str = "FARFIELD_PYTHON";
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The interpreter of an environment with a wheel of the programs under test. Returns `None`, and says what is missing, if this
@@ -15,13 +17,16 @@ pub fn python() -> Option<&'static Path> {
     let made = PYTHON.get_or_init(|| {
         let scratch = Scratch::new("python");
         let run = |words: &[&str]| Command::new(scratch.path(), words).within(DEADLINE).run();
+        let other = std::env::var(OTHER_PYTHON).ok();
+        let base = other.as_deref().unwrap_or(DEBIAN_PYTHON);
         let modules = "import setuptools, wheel, venv, pip, numpy, pandas, sklearn";
-        if !Path::new(DEBIAN_PYTHON).exists() || run(&[DEBIAN_PYTHON, "-c", modules]).code != 0 {
+        if !Path::new(base).exists() || run(&[base, "-c", modules]).code != 0 {
             return None;
         }
         let checked = |words: &[&str]| {
             let ended = run(words);
             assert_eq!(ended.code, 0, "{words:?}: {}", ended.errors);
+            ended.text()
         };
         let programs = farfield().parent().expect("a folder").to_str().expect("UTF-8").to_owned();
         let make_wheel = project().join("python/make_wheel.py");
@@ -29,11 +34,20 @@ pub fn python() -> Option<&'static Path> {
         let environment = scratch.path().join("venv");
         let [make_wheel, wheels_, venv] =
             [&make_wheel, &wheels, &environment].map(|path| path.to_str().expect("UTF-8"));
-        checked(&[DEBIAN_PYTHON, make_wheel, &programs, wheels_, env!("CARGO_PKG_VERSION")]);
-        checked(&[DEBIAN_PYTHON, "-m", "venv", "--system-site-packages", "--without-pip", venv]);
+        checked(&[base, make_wheel, &programs, wheels_, env!("CARGO_PKG_VERSION")]);
+        checked(&[base, "-m", "venv", "--system-site-packages", "--without-pip", venv]);
         let interpreter = environment.join("bin/python");
         let wheel = std::fs::read_dir(&wheels).expect("made").next().expect("one wheel").expect("readable").path();
         let (interpreter_, wheel) = (interpreter.to_str().expect("UTF-8"), wheel.to_str().expect("UTF-8"));
+        if other.is_some() {
+            // Modules of an environment are not those of the system that a new one sees.
+            let folder = |python: &str| {
+                let script = "import sysconfig; print(sysconfig.get_path('purelib'))";
+                checked(&[python, "-c", script]).trim_end().to_owned()
+            };
+            let file = Path::new(&folder(interpreter_)).join("base.pth");
+            std::fs::write(file, folder(base) + "\n").expect("written");
+        }
         checked(&[interpreter_, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel]);
         Some((scratch, interpreter))
     });

@@ -55,7 +55,7 @@ fn follow(recipes: &[&str]) {
     for recipe in recipes {
         let ended = python_command(&scratch, &[&python_program("recipes.py"), recipe]).run();
         match ended.text().trim_end().lines().last().and_then(|line| line.strip_prefix("absent ")) {
-            Some(module) => skip(&format!("{recipe}: python3 has no module {module}")),
+            Some(module) => skip(&format!("{recipe}: python3 has no module {module} (FARFIELD_PYTHON names another)")),
             None => assert_ok(recipe, &ended),
         }
     }
@@ -64,6 +64,11 @@ fn follow(recipes: &[&str]) {
 #[test]
 fn processes_of_a_job_follow_the_recipes() {
     follow(&["multiprocessing", "joblib"]);
+}
+
+#[test]
+fn kernels_are_written_listed_and_removed() {
+    follow(&["kernels"]);
 }
 
 #[test]
@@ -98,6 +103,11 @@ fn the_budget_is_told_changed_and_not_contradicted() {
 #[test]
 fn refused_starts_change_nothing() {
     check(&["refusals", "limit", "mask", "untraced", "forbidden", "interrupt"]);
+}
+
+#[test]
+fn a_program_that_runs_begins_at_an_encrypted_server() {
+    check(&["encrypted"]);
 }
 
 #[test]

@@ -75,6 +75,49 @@ def with_pytest():
     assert done.returncode == 0 and "1 passed" in done.stdout and "<farfield.Job" in done.stdout, done.stdout
 
 
+def jupyter(*words, **environment):
+    """Runs `farfield jupyter`: its exit code, and what it says."""
+    command = [sys.executable, "-m", "farfield", "jupyter", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    return done.returncode, done.stdout + done.stderr
+
+
+def with_kernels():
+    """Kernels are written, listed and removed where Jupyter is not installed, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        of_user, prefix = os.path.join(folder, "user"), os.path.join(folder, "prefix")
+        os.environ["JUPYTER_DATA_DIR"], os.environ["JUPYTER_PATH"] = of_user, os.path.join(prefix, "share", "jupyter")
+        for _ in range(2):
+            assert jupyter("install", "--near", "64M", "--far", "mirror(tcp://a:7400,tcp://b:7400)")[0] == 0
+        spec = json.loads(Path(of_user, "kernels", "farfield", "kernel.json").read_text())
+        assert spec["interrupt_mode"] == "message" and spec["argv"][0] == sys.executable, spec
+        assert "--near=64M" in spec["argv"] and "{connection_file}" in spec["argv"], spec
+        assert jupyter("install", "--prefix", prefix, "--name", "big", "--display-name", "Big", "--near=25%")[0] == 0
+        assert Path(prefix, "share", "jupyter", "kernels", "big", "kernel.json").is_file()
+        other = Path(of_user, "kernels", "other", "kernel.json")
+        other.parent.mkdir()
+        other.write_text("{}")
+        code, text = jupyter("list")
+        lines = text.splitlines()
+        assert code == 0 and len(lines) == 2 and "other" not in text, text
+        assert lines[0].startswith("big\tBig\t--near=25%\t") and "--far=mirror(tcp://a:7400,tcp://b:7400)" in lines[1], text
+        for words in (["install", "--name", "other"], ["remove", "other"], ["remove", "big", "--user"]):
+            code, text = jupyter(*words)
+            assert code == 1 and ("is another kernel" in text or "there is no kernel" in text), text
+        assert other.read_text() == "{}" and jupyter("install", "--name", "a b")[0] == 1
+        assert jupyter("remove", "big")[0] == 0 and jupyter("remove", "farfield", "--user")[0] == 0
+        assert jupyter("list") == (0, "") and other.is_file()
+        # Nothing is a folder below a file.
+        code, text = jupyter("install", JUPYTER_DATA_DIR=str(other))
+        assert code == 1 and "cannot be written" in text and "--prefix" in text, text
+        # A user without a home.
+        homeless = "import os, pwd, sys; del os.environ['HOME']; pwd.getpwuid = lambda _: {}[0]; sys.argv[1:] = ['jupyter', 'install']; "
+        homeless += "import farfield.__main__ as program; program.main()"
+        environment = {**os.environ, "JUPYTER_DATA_DIR": "", "XDG_DATA_HOME": "", "HOME": "/"}
+        done = subprocess.run([sys.executable, "-c", homeless], capture_output=True, text=True, env=environment)
+        assert done.returncode == 1 and "no home" in done.stderr and "JUPYTER_DATA_DIR" in done.stderr, done.stderr
+
+
 def with_jupyter():
     import ipykernel
 
@@ -83,53 +126,144 @@ def with_jupyter():
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JUPYTER_DATA_DIR"] = folder
-        install = [sys.executable, "-m", "farfield", "jupyter", "install", "--near", "64M"]
-        for _ in range(2):
-            assert subprocess.run(install).returncode == 0
-        spec = Path(folder, "kernels", "farfield", "kernel.json")
-        assert json.loads(spec.read_text())["interrupt_mode"] == "message"
-        other = Path(folder, "kernels", "other", "kernel.json")
-        other.parent.mkdir()
-        other.write_text("{}")
-        refused = subprocess.run([*install, "--name", "other"], capture_output=True, text=True)
-        assert refused.returncode == 1 and "is another kernel" in refused.stderr and other.read_text() == "{}"
-        manager, client = start_new_kernel(kernel_name="farfield", startup_timeout=60)
-        try:
-            notebook(manager, client)
-        finally:
-            client.stop_channels()
-            manager.shutdown_kernel(now=True)
+        server, url = start_server(folder)
+        specs = {"farfield": [], "served": [f"--far={url}"], "idle": [f"--far={url}"], "refused": ["--far=unix:/nothing/there"]}
+        for name, words in specs.items():
+            assert jupyter("install", "--near", "64M", "--name", name, *words)[0] == 0
+        for name in specs:
+            manager, client = start_new_kernel(kernel_name=name, startup_timeout=60)
+            try:
+                notebook = Notebook(manager, client)
+                if name == "farfield":
+                    shows_a_line(notebook)
+                elif name == "served":
+                    server = loses_its_server(notebook, server, folder)
+                elif name == "idle":
+                    server = loses_its_server_between_cells(notebook, server, folder)
+                else:
+                    says_why_it_cannot_start(notebook)
+            finally:
+                client.stop_channels()
+                manager.shutdown_kernel(now=True)
+        server.kill()
+        server.wait()
 
 
-def notebook(manager, client):
-    def said_until(is_enough, request=None):
-        said, until = [], time.monotonic() + 60
-        while not is_enough(said):
-            assert time.monotonic() < until, said
-            message = client.get_iopub_msg(timeout=60)
+def start_server(folder):
+    url = "unix:" + os.path.join(folder, "server")
+    server = subprocess.Popen(
+        [farfield.command(), "serve", "--listen", url, "--capacity", "512M"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert url.encode() in server.stdout.readline()
+    return server, url
+
+
+class Notebook:
+    """Runs cells, and gives what a user sees: outputs and states."""
+
+    def __init__(self, manager, client):
+        self.manager, self.client = manager, client
+
+    def seen_until(self, is_enough, request=None):
+        seen, until = [], time.monotonic() + 60
+        while not is_enough(seen):
+            assert time.monotonic() < until, seen
+            message = self.client.get_iopub_msg(timeout=60)
             kind, content = message["msg_type"], message["content"]
             is_answer = request is not None and message["parent_header"].get("msg_id") == request
             if kind == "update_display_data" or is_answer and kind in ("display_data", "execute_result"):
-                said.append((kind, content["data"]["text/plain"]))
+                seen.append((kind, content["data"]["text/plain"]))
             elif is_answer and kind in ("stream", "error"):
-                said.append((kind, content.get("text") or content["ename"]))
+                seen.append((kind, content.get("text") or f"{content['ename']}: {content['evalue']}"))
             elif is_answer and kind == "status":
-                said.append((kind, content["execution_state"]))
-        return said
+                seen.append((kind, content["execution_state"]))
+        return seen
 
-    def run(code):
-        return said_until(lambda said: ("status", "idle") in said, client.execute(code))
+    def run(self, code):
+        return self.seen_until(lambda seen: ("status", "idle") in seen, self.client.execute(code))
 
-    lines = [text for kind, text in run("%load_ext farfield") if kind == "display_data"]
-    assert len(lines) == 1 and lines[0].startswith("<farfield.Job") and lines[0].endswith("far 0 B>"), lines
-    assert ("stream", f"{EXPECTED}\n") in run(f"import numpy as np; a = np.arange({COUNT}); print(a.sum())")
+
+FILL = f"import numpy as np; a = np.arange({COUNT}); print(a.sum())"
+
+
+def shows_a_line(notebook):
+    lines = [text for kind, text in notebook.run("%load_ext farfield") if kind == "display_data"]
+    assert len(lines) == 1 and lines[0].startswith("farfield: near ") and "far 0 B, 0 faults" in lines[0], lines
+    assert ("stream", f"{EXPECTED}\n") in notebook.run(FILL)
     # The line changes without a cell that runs.
-    said_until(lambda said: any(kind == "update_display_data" and "far 0 B" not in text for kind, text in said))
-    request = client.execute("print('begun')\nwhile True: pass")
-    said_until(lambda said: ("stream", "begun\n") in said, request)
-    manager.interrupt_kernel()
-    assert ("error", "KeyboardInterrupt") in said_until(lambda said: ("status", "idle") in said, request)
-    assert ("stream", f"{EXPECTED}\n") in run("print(a.sum())")
+    notebook.seen_until(lambda seen: any(kind == "update_display_data" and "far 0 B" not in text for kind, text in seen))
+    request = notebook.client.execute("print('begun')\nwhile True: pass")
+    notebook.seen_until(lambda seen: ("stream", "begun\n") in seen, request)
+    notebook.manager.interrupt_kernel()
+    ended = notebook.seen_until(lambda seen: ("status", "idle") in seen, request)
+    assert any(kind == "error" and text.startswith("KeyboardInterrupt") for kind, text in ended), ended
+    assert ("stream", f"{EXPECTED}\n") in notebook.run("print(a.sum())")
+
+
+class Gate:
+    """What a cell waits for. It opens whether or not the kernel lives."""
+
+    def __init__(self, path):
+        os.mkfifo(path)
+        self.wait, self.file = f"open({path!r}).readline()", os.open(path, os.O_RDWR)
+
+    def open(self):
+        os.write(self.file, b"go\n")
+
+
+def end(server):
+    server.kill()
+    server.wait()
+
+
+def loses_its_server(notebook, server, folder):
+    """The cell that needs what is lost says so, and each one after it until the kernel is restarted."""
+    go = Gate(os.path.join(folder, "go"))
+    assert ("stream", f"{EXPECTED}\n") in notebook.run(FILL)
+    request = notebook.client.execute(f"print('begun')\n{go.wait}\nprint(a.sum())")
+    notebook.seen_until(lambda seen: ("stream", "begun\n") in seen, request)
+    end(server)
+    go.open()
+    seen = notebook.seen_until(lambda seen: ("status", "idle") in seen, request)
+    reasons = [text for kind, text in seen if kind == "error"]
+    assert len(reasons) == 1 and reasons[0].startswith("FarMemoryLost: ") and "mirror(" in reasons[0], seen
+    until = time.monotonic() + 60
+    while (reply := notebook.client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != request:
+        assert time.monotonic() < until
+    assert reply["content"]["status"] == "error" and reply["content"]["ename"] == "FarMemoryLost", reply
+    seen = notebook.run("1")
+    assert any(kind == "error" and "mirror(" in text and "restart the kernel" in text for kind, text in seen), seen
+    assert notebook.manager.is_alive()
+    server, _ = start_server(folder)
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(timeout=60)
+    assert ("stream", f"{EXPECTED}\n") in notebook.run(FILL)
+    return server
+
+
+def loses_its_server_between_cells(notebook, server, folder):
+    """Jupyter sees that the kernel is dead, and the next one says why."""
+    go = Gate(os.path.join(folder, "go between"))
+    code = f"import threading\nthreading.Thread(target=lambda: ({go.wait}, a.sum())).start()"
+    assert ("stream", f"{EXPECTED}\n") in notebook.run(f"{FILL}\n{code}")
+    end(server)
+    go.open()
+    until = time.monotonic() + 60
+    while notebook.manager.is_alive():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    server, _ = start_server(folder)
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(timeout=60)
+    seen = notebook.run("print(1)")
+    assert any(kind == "stream" and "the kernel before this one ended" in text and "mirror(" in text for kind, text in seen), seen
+    assert not any("kernel before" in str(text) for _, text in notebook.run("print(2)"))
+    return server
+
+
+def says_why_it_cannot_start(notebook):
+    seen = notebook.run("1")
+    assert any(kind == "error" and "/nothing/there" in text for kind, text in seen), seen
 
 
 def with_dask():

@@ -283,6 +283,48 @@ def keeper(_):
         pass
 
 
+def encrypted(_):
+    """Servers with TLS, for a program that has threads and a heap already, and far memory that cannot move to another one."""
+    import json
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory()
+    at = os.path.join(folder.name, "certs")
+
+    def certify(*words):
+        subprocess.run([farfield.command(), "cert", *words], check=True, stdout=subprocess.DEVNULL)
+
+    certify("init", at)
+    certify("server", at, "127.0.0.1")
+    certify("client", at, "alice")
+    words = [farfield.command(), "serve", "--listen", "tls://127.0.0.1:0", "--capacity", "512M"]
+    words += ["--tls-cert", f"{at}/127.0.0.1.pem", "--tls-key", f"{at}/127.0.0.1.key", "--tls-client-ca", f"{at}/ca.pem"]
+    # They end with this process, which needs them to its end.
+    words += ["--parent-pid", str(os.getpid())]
+    servers = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    option = f"?ca={at}/ca.pem&cert={at}/alice.pem&key={at}/alice.key"
+    first, second = (json.loads(server.stdout.readline())["endpoints"][0] + option for server in servers)
+    go, sums = threading.Event(), []
+    older = threading.Thread(target=lambda: (go.wait(), sums.append(int(values.sum()))))
+    older.start()
+    job = farfield.enable(near=NEAR, far=first)
+    values = far_array()
+    go.set()
+    older.join()
+    assert sums == [EXPECTED] and job.stats().far_bytes > 32 << 20, (sums, job)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if int(values.sum()) == EXPECTED else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    # This process did not begin with that URL, so its far memory stays where it is.
+    try:
+        job.pool(second)
+        raise AssertionError("nobody has read the certificates of that server")
+    except farfield.ServerError as error:
+        assert "start it with this URL" in str(error), error
+    assert int(values.sum()) == EXPECTED
+
+
 def servers(url):
     """Servers are killed by the test while the program goes through its array."""
     farfield.enable(near=NEAR, far=url)
