@@ -1,6 +1,7 @@
 //! What can go wrong, by name.
 
 use crate::NodeId;
+use crate::node::Unanswered;
 use core::time::Duration;
 use farfield_core::dsm::Expulsion;
 
@@ -110,6 +111,9 @@ pub enum ShareError {
     /// A task panicked that the one which has failed was waiting for. What it said was printed at its node.
     #[error("a task that was waited for panicked")]
     TaskPanicked,
+    /// A name was refused, or leads to no value of the type that was asked for. [`NameError`] says which.
+    #[error("a value was not found, or not shared, by its name")]
+    NameRefused,
 }
 
 /// Returns what is said of a node that was expelled.
@@ -124,6 +128,82 @@ impl From<JoinError> for ShareError {
             JoinError::Panicked { .. } => ShareError::TaskPanicked,
             JoinError::Share(error) => error,
         }
+    }
+}
+
+/// Error: a value has no name, or cannot get one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// No value has the name.
+    #[error("no value has the name {name}")]
+    Absent {
+        /// Name that was asked for.
+        name: String,
+    },
+    /// A value has the name already.
+    #[error("another value has the name {name}: take it away first (Here::unpublish)")]
+    Taken {
+        /// Name that was asked for.
+        name: String,
+    },
+    /// The value that has the name is of another type.
+    #[error("the value of the name {name} is a {found}, not a {wanted}")]
+    OtherType {
+        /// Name that was asked for.
+        name: String,
+        /// Type of the value.
+        found: String,
+        /// Type that was asked for.
+        wanted: &'static str,
+    },
+    /// This cannot be a name.
+    #[error("a name is a word of 1 to 64 bytes, and {name:?} is none")]
+    NoName {
+        /// The text, or its begin.
+        name: String,
+    },
+    /// The program has too many names.
+    #[error("a program has {most} names at most, and {name} would be one more")]
+    TooManyNames {
+        /// Name that was refused.
+        name: String,
+        /// Most names of a program.
+        most: u64,
+    },
+    /// Too many tasks of this node wait for names.
+    #[error("{most} tasks of a node wait for names at most, and this one would wait for {name}")]
+    TooManyWaits {
+        /// Name that was asked for.
+        name: String,
+        /// Most waits of a node.
+        most: u64,
+    },
+    /// A node that was asked cannot be reached, or has no room.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+impl From<Unanswered> for NameError {
+    fn from(unanswered: Unanswered) -> NameError {
+        NameError::Share(unanswered.error)
+    }
+}
+
+/// Lets a task that needs a named value fail with a value that travels.
+impl From<NameError> for ShareError {
+    fn from(error: NameError) -> ShareError {
+        match error {
+            NameError::Share(error) => error,
+            _ => ShareError::NameRefused,
+        }
+    }
+}
+
+/// Lets a program that needs a named value end as one whose task has no result does.
+impl From<NameError> for JoinError {
+    fn from(error: NameError) -> JoinError {
+        JoinError::Share(error.into())
     }
 }
 

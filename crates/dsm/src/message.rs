@@ -3,7 +3,7 @@
 use crate::member::Invitation;
 use crate::node::AtomicStep;
 use crate::task::TaskRefusal;
-use farfield_core::dsm::{Expulsion, NodeLoad, ViewChange};
+use farfield_core::dsm::{Expulsion, NameRefusal, NodeLoad, ViewChange};
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
@@ -172,6 +172,25 @@ pub(crate) enum ShareMessage<'a> {
     EndReceiver { word: u64 },
     /// The home answers a wait of the receiver of this message.
     Answered { ticket: u64, answer: WaitAnswer },
+    /// The first node is asked about a name of a shared value.
+    Name {
+        name: &'a str,
+        #[serde(borrow)]
+        request: NameRequest<'a>,
+    },
+    /// A wait of the sender for a name is over.
+    NameWaitEnded { ticket: u64 },
+}
+
+/// What is asked about a name of a shared value.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
+pub(crate) enum NameRequest<'a> {
+    /// The value of this word gets the name, with a handle that is counted.
+    Publish { word: u64, types: u128, type_name: &'a str },
+    /// The word of the value is wanted. With a ticket it is waited for.
+    Find { types: u128, ticket: Option<u64> },
+    /// The name is taken away, and the handle is the sender's.
+    Unpublish { types: u128 },
 }
 
 impl ShareMessage<'_> {
@@ -239,6 +258,8 @@ pub(crate) enum WaitAnswer {
     SenderGone(u16),
     /// The tasks that were waited for have ended.
     Ended,
+    /// A value has the name that was waited for.
+    Named,
 }
 
 /// End of a task.
@@ -292,6 +313,10 @@ pub(crate) enum ShareReply<'a> {
     Answer(WaitAnswer),
     /// The sender waits for a message ([`ShareMessage::Answered`]).
     Waits,
+    /// The word of the value that has the name.
+    Word(u64),
+    /// The name is not given, or leads to nothing.
+    NameRefused(NameRefusal),
 }
 
 /// Checks what holds for any bytes that a node is sent: they are refused, or are a message or an answer that is
@@ -349,6 +374,10 @@ mod tests {
             ShareMessage::OutlastBorrowers { of: 3, root: 1 << 50, ticket: 9 },
             ShareMessage::Withdraw { word: 1 << 40, ticket: 8 },
             ShareMessage::Answered { ticket: 3, answer: WaitAnswer::Granted { was_left: true, value: vec![8; 20] } },
+            ShareMessage::Name {
+                name: "table",
+                request: NameRequest::Publish { word: 1 << 40, types: 7 << 80, type_name: "u64" },
+            },
         ];
         let letter = |message| {
             let (view, load) = (ViewNews { number: 2, changes: vec![change(1), change(2)] }, NodeLoad::default());

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::NodeBuilder;
     use crate::backup::BackupAccess;
-    use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
+    use crate::message::{LockEnd, LockedType, NameRequest, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, NodeBackup, Peers};
     use crate::task::TaskRefusal;
     use core::time::Duration;
@@ -208,6 +208,9 @@ mod tests {
             ShareMessage::Withdraw { word, ticket: 1 << 40 },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
+            ShareMessage::Name { name: "a", request: NameRequest::Find { types: 1, ticket: Some(ticket) } },
+            ShareMessage::Name { name: "b", request: NameRequest::Publish { word, types: 1, type_name: "u64" } },
+            ShareMessage::NameWaitEnded { ticket },
         ];
         let load = NodeLoad { stamp: 1, room: 1, waiting: 1 };
         let letter = |message| {

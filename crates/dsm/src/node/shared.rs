@@ -96,6 +96,11 @@ impl ShareNode {
                 let is_none = self.borrowers.lock().close(of, BorrowRoot::from_bits(root), ticket(number));
                 if is_none { ShareReply::Done } else { ShareReply::Waits }
             }
+            ShareMessage::Name { name, request } => self.serve_name(sender, name, &request)?,
+            ShareMessage::NameWaitEnded { ticket: number } => {
+                self.cancel_name(sender, number);
+                ShareReply::Done
+            }
             ShareMessage::Answered { ticket: number, answer } => {
                 self.take_answer(number, answer);
                 ShareReply::Done

@@ -168,6 +168,8 @@ pub(crate) enum WaitCause {
     Lock(OwnerWord),
     /// A channel of a node.
     Channel(OwnerWord),
+    /// A value that gets a name.
+    Name,
     /// The answer of a node.
     Answer,
 }
@@ -389,6 +391,8 @@ impl ShareNode {
                 ShareReply::Waits => Some(ShareReply::Waits),
                 ShareReply::Number(number) => Some(ShareReply::Number(number)),
                 ShareReply::Answer(answer) => Some(ShareReply::Answer(answer)),
+                ShareReply::Word(word) => Some(ShareReply::Word(word)),
+                ShareReply::NameRefused(refusal) => Some(ShareReply::NameRefused(refusal)),
                 _ => None,
             });
         }

@@ -12,6 +12,7 @@ mod handover;
 mod history;
 mod linear;
 mod litmus;
+mod names;
 mod owners;
 mod placement;
 mod reads;
@@ -36,12 +37,14 @@ fn main() {
     let all = [
         (survival::TESTS, 2),
         (linear::SURVIVAL_TESTS, 2),
+        (names::SURVIVAL_TESTS, 2),
         (owners::TESTS, 2),
         (sync::TESTS, 2),
         (vectors::TESTS, 2),
         (groups::TESTS, 2),
         (reads::TESTS, 2),
         (placement::TESTS, 2),
+        (names::TESTS, 2),
         (&[("a_store_of_three_nodes_counts_as_threads_do", 3, key_value::compare)], 2),
         (litmus::TESTS, 4),
         (linear::TESTS, 4),
@@ -58,7 +61,7 @@ fn main() {
         ];
         for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
-            let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS);
+            let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS).chain(names::SURVIVAL_TESTS);
             let has_backup = with_backup.any(|(other, ..)| other == name);
             let config = if has_backup { config.backup(&*backup) } else { config };
             let config = config.read_in_place(*is_in_place);
