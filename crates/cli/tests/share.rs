@@ -117,7 +117,7 @@ fn waits() -> i32 {
         std::io::stdin().lock().read_to_end(&mut Vec::new()).expect("an input");
         ends.send(here, 40).unwrap();
         holder.join(here)?;
-        here.publish("later", &DArc::new(here, 0)?)?;
+        here.publish("later", &DArc::new(here, 0u64)?)?;
         Ok(waiter.join(here)? + named.join(here)?)
     };
     let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20), body);

@@ -18,6 +18,12 @@ pub enum ShareError {
     /// The object was lent to a task that has not given it back.
     #[error("the object was lent to a task that has not given it back, because its node is gone")]
     Lost,
+    /// The lock waits until this task has ended: a reader whose node is gone may have lent it what the value owns.
+    #[error("node {node} is gone, and may have lent this task what the lock owns: the lock waits for the task's end")]
+    Borrowed {
+        /// Node of the reader.
+        node: NodeId,
+    },
     /// The node did not answer in time, although nobody has seen it die.
     #[error("node {node} has not answered within {} s", within.as_secs_f64())]
     Silent {

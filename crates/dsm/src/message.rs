@@ -144,8 +144,9 @@ pub(crate) enum ShareMessage<'a> {
         /// the blocks in which they were lent; zeros if the object is lost.
         loans: Vec<(u64, u64, u64)>,
     },
-    /// A lock is wanted. The ticket is the sender's number of its wait.
-    Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, locked: LockedType },
+    /// A lock is wanted. The ticket is the sender's number of its wait. The task that wants it may have been lent
+    /// something of what the lock owns.
+    Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, may_borrow: bool, locked: LockedType },
     /// A lock is given back, or not wanted any more.
     Unlock { word: u64, ticket: u64, end: LockEnd },
     /// An atomic number is read or changed.
@@ -244,6 +245,8 @@ pub(crate) enum WaitAnswer {
     Granted { was_left: bool, value: Vec<u8> },
     /// The value under the lock is lost.
     Lost,
+    /// The lock waits for this task: a reader at this node, which is gone, may have lent it what the lock owns.
+    Borrowed(u16),
     /// The lock or the channel would have to be waited for.
     Busy,
     /// The channel has the value, or its receiver.

@@ -55,7 +55,8 @@ fn calm(seed: u64) -> Plan {
     let loss = if seed.is_multiple_of(3) { 30 } else { 0 };
     let (has_backups, reads_in_place) = (!seed.is_multiple_of(4), seed % 8 < 4);
     let (has_locks, has_channels) = (seed % 2 == 1, seed % 4 >= 2);
-    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, has_channels, reads_in_place }
+    let (without, faults, has_unused_locks) = (None, Vec::new(), false);
+    Plan { seed, without, faults, loss, has_backups, has_locks, has_unused_locks, has_channels, reads_in_place }
 }
 
 /// Runs the program of a seed, and again with one or two faults. Adds what was struck.
@@ -93,6 +94,10 @@ fn random_programs_keep_their_promises_whatever_happens_to_their_nodes() {
         checkpoints += seen.checkpoints;
         grants += seen.grants;
         lenders += seen.lenders;
+        if seed.is_multiple_of(3) {
+            let plan = Plan { has_locks: true, has_unused_locks: true, ..calm(seed) };
+            run_with_faults(plan, any_fate, &mut BTreeSet::new()).unwrap_or_else(|broken| panic!("{broken}"));
+        }
     }
     println!("{promotions} backups taken over, {fenced} writers fenced, {checkpoints} checkpoints, {struck:?}");
     assert!(promotions > seeds / 4 && fenced > 0 && checkpoints > seeds / 10 && struck.len() > 30);
@@ -200,6 +205,9 @@ fn each_rule_is_needed() {
                 | Rule::PromotedLocksOutlastBorrowers
                 | Rule::LentLocksAreStored
                 | Rule::BorrowsHaveRoots => (Plan { has_backups: true, has_locks: true, ..plan }, |_| Fate::Dies),
+                Rule::LaterLocksAreNotLent | Rule::BorrowersAreTold => {
+                    (Plan { has_locks: true, has_unused_locks: true, ..plan }, |_| Fate::Dies)
+                }
                 Rule::StoredBeforeSent | Rule::PagesBeforeCommit | Rule::LoansOfLoansKeepBlocks => {
                     (Plan { has_backups: true, ..plan }, |_| Fate::Dies)
                 }

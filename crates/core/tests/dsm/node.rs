@@ -70,6 +70,8 @@ pub(crate) enum Message {
         number: u64,
         is_scoped: bool,
         roots: Vec<BorrowRoot>,
+        /// Roots of which nothing was lent.
+        unused: BTreeMap<BorrowRoot, bool>,
         arguments: Vec<Held>,
         seed: u64,
         depth: u64,
@@ -95,6 +97,8 @@ pub(crate) enum Message {
         word: OwnerWord,
         ticket: u64,
         mode: LockMode,
+        /// Whether the task may have been lent something of what the lock owns.
+        may_borrow: bool,
     },
     Unlock {
         word: OwnerWord,
@@ -409,11 +413,11 @@ impl Node {
         match message {
             Message::Fetch { word } => world.node(at).read_here(word).map(Answer::Contents).ok_or(Failure::Stale),
             Message::Free { word, drops } => free_at(world, at, word, drops),
-            Message::Spawn { number, is_scoped, roots, arguments, seed, depth } => {
+            Message::Spawn { number, is_scoped, roots, unused, arguments, seed, depth } => {
                 if is_scoped && !world.node(at).borrowers.admit(from, &roots) {
                     return Ok(Answer::Expelled);
                 }
-                start_task(world, at, Start { origin: from, number, is_scoped, roots, arguments, seed, depth });
+                start_task(world, at, Start { origin: from, number, is_scoped, roots, unused, arguments, seed, depth });
                 Ok(Answer::Done)
             }
             Message::Ended { number, outcome, loans } => {
@@ -438,9 +442,9 @@ impl Node {
                 Node::learn(world, at, &changes);
                 Ok(Answer::Done)
             }
-            Message::Lock { word, ticket, mode } => {
+            Message::Lock { word, ticket, mode, may_borrow } => {
                 let ticket = HomeTicket { node: from, number: ticket };
-                Ok(ask_lock(world, at, word, ticket, mode).map_or(Answer::Waits, Answer::Lock))
+                Ok(ask_lock(world, at, word, ticket, mode, may_borrow).map_or(Answer::Waits, Answer::Lock))
             }
             Message::Unlock { word, ticket, end } => {
                 let ticket = HomeTicket { node: from, number: ticket };
@@ -781,11 +785,18 @@ pub(crate) struct Here {
     pub(crate) loans: BTreeMap<LoanNumber, Option<LoanPlace>>,
     /// Roots of what the task was lent, and of what the values of its locks own.
     pub(crate) roots: BTreeSet<BorrowRoot>,
+    /// Those of them of which the task was lent nothing, and whether other things were lent under the lock.
+    pub(crate) unused: BTreeMap<BorrowRoot, bool>,
 }
 
 impl Here {
     pub(crate) fn new(world: &Rc<World>, node: u16) -> Here {
-        Here { world: world.clone(), node, loans: BTreeMap::new(), roots: BTreeSet::new() }
+        Here { world: world.clone(), node, loans: BTreeMap::new(), roots: BTreeSet::new(), unused: BTreeMap::new() }
+    }
+
+    /// Returns the roots of which the task was lent something.
+    pub(crate) fn borrowed(&self) -> impl Iterator<Item = &BorrowRoot> {
+        self.roots.iter().filter(|root| !self.unused.contains_key(root))
     }
 
     /// Returns the bytes of an object, wherever it is. Tells whether they are a copy.
@@ -891,8 +902,13 @@ impl Here {
         };
         let is_scoped = root.is_some();
         let roots = root.map(|root| self.roots.iter().copied().chain([root]).collect()).unwrap_or_default();
+        let unused = self.unused.clone();
         if to == self.node {
-            start_task(world, to, Start { origin: to, number, is_scoped: false, roots, arguments, seed, depth });
+            start_task(
+                world,
+                to,
+                Start { origin: to, number, is_scoped: false, roots, unused, arguments, seed, depth },
+            );
             return Some(slot);
         }
         if is_scoped {
@@ -903,7 +919,10 @@ impl Here {
             world.node(self.node).joins.remove(&number);
             return None;
         }
-        match world.ask(self.node, to, Message::Spawn { number, is_scoped, roots, arguments, seed, depth }).await {
+        match world
+            .ask(self.node, to, Message::Spawn { number, is_scoped, roots, unused, arguments, seed, depth })
+            .await
+        {
             Ok(Answer::Expelled) => {
                 world.die(self.node);
                 world.alive(self.node).await;

@@ -70,6 +70,10 @@ pub(crate) enum Rule {
     LentLocksAreStored,
     /// Who waits for borrowers waits for those of one root, and for no task that may wait for it.
     BorrowsHaveRoots,
+    /// Nothing is lent of what a lock owns that was taken after the last loan.
+    LaterLocksAreNotLent,
+    /// Who may have been lent something of what a lock owns does not wait for it if its lender is dead.
+    BorrowersAreTold,
     /// The answers of a channel to other nodes are stored until they have arrived.
     AnswersAreKept,
     /// Whoever asks a channel again is answered the same.
@@ -80,7 +84,7 @@ pub(crate) enum Rule {
     OlderViewsCatchUp,
 }
 
-pub(crate) const RULES: [Rule; 27] = [
+pub(crate) const RULES: [Rule; 29] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -104,6 +108,8 @@ pub(crate) const RULES: [Rule; 27] = [
     Rule::PromotedLocksOutlastBorrowers,
     Rule::LentLocksAreStored,
     Rule::BorrowsHaveRoots,
+    Rule::LaterLocksAreNotLent,
+    Rule::BorrowersAreTold,
     Rule::AnswersAreKept,
     Rule::AnswersAreGivenAgain,
     Rule::ReceivedValuesAreStored,
@@ -170,6 +176,8 @@ pub(crate) struct Plan {
     pub(crate) has_backups: bool,
     /// Whether its tasks use locks.
     pub(crate) has_locks: bool,
+    /// Whether they hold locks while they start the tasks of a scope, which are lent nothing of what the locks own.
+    pub(crate) has_unused_locks: bool,
     /// Whether they send to channels.
     pub(crate) has_channels: bool,
     /// Whether nodes read each other's memory where it lies.
@@ -209,6 +217,8 @@ pub(crate) enum Failure {
     Stale,
     /// It was lost with a borrower.
     Lost,
+    /// The lock waits for this task.
+    Borrowed,
 }
 
 pub(crate) struct World {

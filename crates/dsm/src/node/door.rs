@@ -198,7 +198,7 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: true, destructor: None };
         let messages = [
             ShareMessage::Fetch { word, offset: 0, bytes: 5 },
-            ShareMessage::Lock { word, ticket, mode: LockMode::Exclusive, may_wait: true, locked },
+            ShareMessage::Lock { word, ticket, mode: LockMode::Exclusive, may_wait: true, may_borrow: true, locked },
             ShareMessage::Unlock { word, ticket, end: LockEnd::Released(Some(vec![8; 8])) },
             ShareMessage::Atomic { word, step: AtomicStep::Add(1) },
             ShareMessage::Share { word, more: -1 },
@@ -225,7 +225,7 @@ mod tests {
                 1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
                 // Sender, build, load and kind stay: a node of this build is believed to name its own code.
                 _ => {
-                    let at = random.usize(6..bytes.len());
+                    let at = random.usize(8..bytes.len());
                     bytes[at] = random.u8(..);
                 }
             }
@@ -387,7 +387,8 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap()
+            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, may_borrow: false, locked })
+                .unwrap()
         };
         let unlock = |ticket, value| {
             let end = LockEnd::Released(Some(vec![value; 8]));
@@ -419,7 +420,7 @@ mod tests {
         };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, locked })
+            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, may_borrow: false, locked })
         };
         let withdraw = |word: OwnerWord, ticket| answer(ShareMessage::Withdraw { word: word.bits(), ticket });
         assert!(withdraw(word, 7).is_none());
@@ -458,7 +459,12 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            let answer = ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap();
+            let answer = ask(
+                &door,
+                BUILD,
+                ShareMessage::Lock { word, ticket, mode, may_wait: false, may_borrow: false, locked },
+            )
+            .unwrap();
             match reply_of(&answer) {
                 Some(ShareReply::Answer(WaitAnswer::Granted { was_left, value })) => Some((was_left, value)),
                 Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
@@ -575,6 +581,7 @@ mod tests {
             ticket: 7,
             mode: LockMode::Exclusive,
             may_wait: true,
+            may_borrow: false,
             locked,
         };
         let new = node.store(&[3; 8]).unwrap();

@@ -51,7 +51,7 @@ impl Here<'_> {
     /// value until the name is taken away ([`Here::unpublish`]). Waits for the first node.
     ///
     /// A name is a word of 1 to 64 bytes. Any task may give one that is free; the first has it, and others are refused
-    /// with [`NameError::Taken`]. The name outlives the node of the task. If the value's home dies and has no backup, the
+    /// with [`NameError::Taken`]. The name outlives the task's node. If the value's home dies and has no backup, the
     /// value is gone (`NodeLost`), and the name is free again for whoever publishes. With a backup the first node keeps
     /// the value under its name. On `Silent` nobody knows whether the value has the name.
     pub fn publish<T: Far>(&self, name: &str, value: &DArc<T>) -> Result<(), NameError> {

@@ -1,6 +1,7 @@
 //! What other nodes, and tasks of this one, ask of what this node keeps without an owner: locks,
 //! counts, atomic numbers and channels. Nothing here waits.
 
+use super::locks::LockWish;
 use super::{NodeId, ShareNode};
 use crate::message::{ShareMessage, ShareReply};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -48,8 +49,9 @@ impl ShareNode {
         let ticket = |number| HomeTicket { node: sender.0, number };
         let said = |answer: Option<_>| answer.map_or(ShareReply::Waits, ShareReply::Answer);
         Some(match message {
-            ShareMessage::Lock { word, ticket: number, mode, may_wait, locked } => {
-                said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), mode, may_wait, locked))
+            ShareMessage::Lock { word, ticket: number, mode, may_wait, may_borrow, locked } => {
+                let wish = LockWish { mode, may_wait, may_borrow };
+                said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), wish, locked))
             }
             ShareMessage::Unlock { word, ticket: number, end } => {
                 self.end_lock(OwnerWord::from_bits(word)?, ticket(number), end);

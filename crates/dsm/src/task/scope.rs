@@ -100,12 +100,14 @@ impl core::fmt::Debug for TaskScope<'_, '_> {
 impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for reading, to as many tasks as one likes.
     pub fn lend<O: Owner>(&'s self, owner: &'env O) -> Lent<'s, O::Object> {
+        self.here.note_loan();
         let (word, extent) = owner.place();
         Lent { word, extent, object: PhantomData }
     }
 
     /// Lends an owner for writing, to one task.
     pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
+        self.here.note_loan();
         let (lent, extent) = owner.place();
         let next = self.here.node().next_loan();
         let (owner, number) = match owner.parts() {

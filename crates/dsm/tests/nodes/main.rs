@@ -57,7 +57,12 @@ fn main() {
         // Copies come by messages, or objects are read in place: the deep tier tries both.
         let modes = [
             (false, true),
-            (true, *nodes > 1 && !support::COPIES_ONLY.contains(name) && (is_deep() || name.contains("random"))),
+            (
+                true,
+                *nodes > 1
+                    && !support::COPIES_ONLY.contains(name)
+                    && (is_deep() || name.contains("random") || name.contains("in_place")),
+            ),
         ];
         for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);

@@ -38,6 +38,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_promoted_lock_waits_for_what_dead_readers_have_lent", 4, a_promoted_lock_waits_for_what_dead_readers_have_lent),
     ("random_locks_count_right_when_their_home_is_killed", 3, random_locks_count_right_when_their_home_is_killed),
     ("what_was_freed_is_not_kept", 2, what_was_freed_is_not_kept),
+    ("a_reader_in_place_meets_no_newer_version", 3, a_reader_in_place_meets_no_newer_version),
     ("promoted_objects_are_dropped_with_what_they_own", 3, promoted_objects_are_dropped_with_what_they_own),
     ("a_full_half_is_followed_by_all_objects", 2, a_full_half_is_followed_by_all_objects),
     ("random_loans_are_whole_when_their_node_is_killed", 3, random_loans_are_whole_when_their_node_is_killed),
@@ -304,6 +305,37 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
         assert_eq!(tree.get(here)?.sum(here)?, expected);
     }
     assert_eq!(own.get(here)?.lock(here)?.as_ref().expect("a tree").get(here)?.sum(here)?, 2016);
+    Ok(())
+}
+
+/// A node receives a value from its own channel, changes it in its block, and dies: it has told nobody, so the value is
+/// in the channel as it was sent. Another node has mapped the memory of the dead one, in which the newer version lies.
+fn a_reader_in_place_meets_no_newer_version(here: &Here<'_>) -> Checked {
+    type Ends = (Sender<DBox<[u64; 300]>>, Receiver<DBox<[u64; 300]>>);
+    const READER: NodeId = NodeId(2);
+    let (ends, other) = at(here, DEAD, (), |here, ()| {
+        let ends: DArc<Ends> = DArc::new(here, channel(here, 1)?)?;
+        assert!(ends.get(here)?.0.send(here, here.alloc([1; 300])?).is_ok());
+        Ok::<_, ShareError>((ends, here.alloc([7u64; 300])?))
+    })??;
+    let fetches = at(here, READER, (other,), |here, (other,)| {
+        assert_eq!(other.get(here), Ok(&[7; 300]));
+        here.stats().fetches
+    })?;
+    let changed = at(here, DEAD, (ends.try_clone(here)?,), |here, (ends,)| -> () {
+        let mut value = ends.get(here).unwrap().1.recv(here).unwrap();
+        value.get_mut(here).unwrap().fill(2);
+        assert_eq!(value.home(), DEAD, "it is changed where it was stored");
+        std::process::abort()
+    });
+    assert_eq!(changed, Err(LOST.into()));
+    let value = ends.get(here)?.1.recv(here).expect("nobody has received it");
+    // The message itself tells the reader who is gone.
+    let read =
+        at(here, READER, (value,), |here, (value,)| Ok::<_, ShareError>((*value.get(here)?, here.stats().fetches)));
+    let (read, fetches_since) = read??;
+    assert_eq!(read, [1; 300]);
+    assert_eq!(fetches_since, fetches + 1, "it comes from who keeps it since");
     Ok(())
 }
 
