@@ -112,8 +112,8 @@ pub(crate) enum ShareMessage<'a> {
     Load,
     /// Nodes are gone: the letter says who, or here what it has no room for.
     View { after: u32, changes: Vec<ViewChange> },
-    /// The backup of the sender is of no use any more.
-    BackupLost,
+    /// A replica of the sender's backup is of no use any more, or all of them.
+    BackupLost { replica: Option<u8> },
     /// A part of an object is wanted: bytes from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
@@ -210,7 +210,7 @@ impl ShareMessage<'_> {
                 | Over
                 | Load
                 | View { .. }
-                | BackupLost
+                | BackupLost { .. }
                 | Fetch { .. }
                 | FetchGroup { .. }
                 | OutlastBorrowers { .. }

@@ -210,7 +210,13 @@ fn render(row: &NodeRow, text: &mut String) {
         row.number("spawns"),
     );
     if row.number("has_backup") > 0 {
-        let state = if row.number("backup_good") > 0 { "" } else { "   LOST: this node goes on without" };
+        let (left, of) = (row.number("backup_servers"), row.number("backup_servers_at_first"));
+        let state = match (left, of) {
+            _ if row.number("backup_good") == 0 => "   LOST: this node goes on without".to_owned(),
+            (1, 2..) => format!("   UNPROTECTED: 1 of {of} servers is left"),
+            _ if left < of => format!("   {left} of {of} servers are left"),
+            _ => String::new(),
+        };
         let _ = writeln!(
             text,
             "    backup: {} batches of {}, {} wait{state}",

@@ -159,7 +159,7 @@ impl Task {
     fn failed(&self, held: &Held, failure: Failure) {
         let is_allowed = match failure {
             Failure::Silent => self.here.world.plan.loss > 0 || !self.here.world.plan.faults.is_empty(),
-            Failure::NodeLost(_) => !self.here.world.plan.has_backups,
+            Failure::NodeLost(_) => !self.here.world.keeps_backups(),
             Failure::Lost => held.word().is_lost(),
             Failure::Stale | Failure::Borrowed => false,
         };
@@ -379,7 +379,7 @@ impl Task {
                 empty = if self.held.len() > before { 0 } else { empty + 1 };
             }
         }
-        if world.plan.has_backups || world.plan.faults.is_empty() {
+        if world.keeps_backups() || world.plan.faults.is_empty() {
             world.check_arrivals(&sent);
         }
         self.held.drain(..).for_each(|held| free(&world, FIRST, held.word(), true));
@@ -393,7 +393,7 @@ impl Task {
         let world = &self.here.world;
         let is_allowed = match failure {
             Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
-            Failure::NodeLost(_) => !world.plan.has_backups || !world.is_known(word),
+            Failure::NodeLost(_) => !world.keeps_backups() || !world.is_known(word),
             Failure::Lost => world.may_be_lost(word),
             // Something was lent while the lock was held, so that the task may have borrowed what it owns.
             Failure::Borrowed => self.here.unused.get(&BorrowRoot::of_lock(word)) == Some(&true),

@@ -84,10 +84,10 @@ impl ShareNode {
                 self.learn(after, &changes);
                 Some(ShareReply::Done)
             }
-            ShareMessage::BackupLost => {
-                self.peers.lose_backup(sender);
-                Some(ShareReply::Done)
-            }
+            ShareMessage::BackupLost { replica } => match self.peers.lose_backup(sender, replica) {
+                true => Some(ShareReply::Done),
+                false => Some(ShareReply::Expelled(self.peers.expulsion(sender))),
+            },
             ShareMessage::Fetch { word, offset, bytes: size } => {
                 match self.read_for(OwnerWord::from_bits(word)?, offset, size) {
                     Some(contents) => {
@@ -402,6 +402,24 @@ mod tests {
         assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
         assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
         assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
+    }
+
+    /// Node 1 wants to go on without a server, and then without a backup. Once that is taken over it must not.
+    #[test]
+    fn nothing_is_heard_of_a_backup_that_is_taken_over() {
+        let (node, door) = door_of(3);
+        let lose = |replica| match reply_of(&ask(&door, BUILD, ShareMessage::BackupLost { replica }).unwrap()) {
+            Some(ShareReply::Done) => true,
+            Some(ShareReply::Expelled(None)) => false,
+            other => panic!("{other:?}"),
+        };
+        assert!(lose(Some(2)) && lose(Some(0)));
+        assert_eq!(node.peers.begin_take_over(NodeId(1)), Some(0b101));
+        assert!(!lose(Some(1)) && !lose(None));
+        let (node, door) = door_of(3);
+        let lost = ask(&door, BUILD, ShareMessage::BackupLost { replica: None }).unwrap();
+        assert!(matches!(reply_of(&lost), Some(ShareReply::Done)));
+        assert_eq!((node.peers.begin_take_over(NodeId(1)), node.peers.begin_take_over(NodeId(2))), (None, Some(0)));
     }
 
     /// Node 1 has not been answered in time, and its withdrawals have overtaken what it had asked for.

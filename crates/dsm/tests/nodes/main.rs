@@ -34,6 +34,8 @@ fn main() {
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
     let (_server, backup) = survival::memory_server();
+    let (_other, other) = survival::memory_server();
+    let mirror = format!("mirror({backup},{other})");
     let all = [
         (survival::TESTS, 2),
         (linear::SURVIVAL_TESTS, 2),
@@ -68,7 +70,9 @@ fn main() {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
             let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS).chain(names::SURVIVAL_TESTS);
             let has_backup = with_backup.any(|(other, ..)| other == name);
-            let config = if has_backup { config.backup(&*backup) } else { config };
+            // The deep tier tries one memory server, and two.
+            let backup = if *is_in_place { &mirror } else { &backup };
+            let config = if has_backup { config.backup(&**backup) } else { config };
             let config = config.read_in_place(*is_in_place);
             let begun = Instant::now();
             let ended = farfield_dsm::run(&config, test).expect("the nodes start");
@@ -96,7 +100,9 @@ fn main() {
         println!("test backups_that_cannot_be_kept_are_refused ... ok");
         survival::nodes_go_on_without_their_backups();
         println!("test nodes_go_on_without_their_backups ... ok");
-        passed += 4;
+        survival::what_was_handed_over_outlives_a_node_and_a_server();
+        println!("test what_was_handed_over_outlives_a_node_and_a_server ... ok");
+        passed += 5;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
 }

@@ -1275,6 +1275,32 @@ pub(crate) fn nodes_go_on_without_their_backups() {
     ended.expect("the nodes start").expect("a node lives");
 }
 
+/// Of two memory servers one dies before the node, and then what the other one keeps is there.
+pub(crate) fn what_was_handed_over_outlives_a_node_and_a_server() {
+    for lost in [0, 1] {
+        let [(one, one_url), (other, other_url)] = [memory_server(), memory_server()];
+        let (first, last) = if lost == 0 { (one, other) } else { (other, one) };
+        let url = format!("mirror({one_url},{other_url})");
+        let config = NodeBuilder::new().nodes(3).near(NEAR_BYTES).workers(2).backup(url);
+        let ended = run(&config, |here| -> Checked {
+            let before = at(here, DEAD, (), |here, ()| here.alloc([1u64; 200]))??;
+            let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, 5u64)?))??;
+            first.shutdown(Duration::ZERO);
+            let after = at(here, DEAD, (), |here, ()| here.alloc([2u64; 200]))??;
+            *lock.get(here)?.lock(here)? += 1;
+            kill(here)?;
+            assert_eq!((before.get(here)?[7], after.get(here)?[7], *lock.get(here)?.lock(here)?), (1, 2, 6));
+            // Another node of the same program goes on with what is left, and without it.
+            let there = at(here, NodeId(2), (), |here, ()| here.alloc(3u64))??;
+            last.shutdown(Duration::ZERO);
+            let more = at(here, NodeId(2), (), |here, ()| here.alloc(4u64))??;
+            assert_eq!((*there.get(here)?, *more.get(here)?), (3, 4));
+            Ok(())
+        });
+        ended.expect("the nodes start").expect("a node lives");
+    }
+}
+
 /// A backup is refused where it cannot be kept, before the program begins.
 pub(crate) fn backups_that_cannot_be_kept_are_refused() {
     let (_server, url) = memory_server();
@@ -1283,7 +1309,9 @@ pub(crate) fn backups_that_cannot_be_kept_are_refused() {
         let error = run(&config, |_| ()).expect_err("it cannot be kept").to_string();
         assert!(error.contains(advice), "{error}");
     };
-    refused(&format!("mirror({url}, {url})"), "one memory server");
+    refused(&format!("mirror({url}, {url})"), "different memory servers");
+    refused(&format!("mirror({url})"), "2 to 8 memory servers");
+    refused(&format!("mirror({url}, ram:)"), "one memory server");
     refused("ram:", "one memory server");
     refused("tcp://127.0.0.1:1", "tcp://127.0.0.1:1");
     refused("nonsense", "nonsense");
