@@ -3,7 +3,7 @@
 use crate::NodeId;
 use crate::node::Unanswered;
 use core::time::Duration;
-use farfield_core::dsm::Expulsion;
+use farfield_core::dsm::{Expulsion, REQUESTS_OF_NODE_MAX};
 
 /// Error of an access to shared memory. It can travel between nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -63,14 +63,14 @@ pub enum ShareError {
         /// Most mutable loans of a task.
         most: usize,
     },
-    /// The node takes no more tasks of other nodes before some have begun. Nothing was started.
-    #[error("node {node} lets {most} tasks of other nodes wait at most, and this one is number {tasks}")]
+    /// The node takes no more tasks of other nodes before some have ended. Nothing was started.
+    #[error("node {node} has {most} tasks of other nodes at most, and this one is number {tasks}")]
     TooManyTasks {
         /// Node that was asked.
         node: NodeId,
         /// Tasks with the one that was refused.
         tasks: u64,
-        /// Most tasks that may wait there.
+        /// Most tasks of other nodes there.
         most: u64,
     },
     /// The arguments of the tasks of other nodes that wait at the node take as much as its near memory. Nothing was
@@ -83,6 +83,14 @@ pub enum ShareError {
         bytes: u64,
         /// Most bytes that arguments may take there: its near memory.
         limit_bytes: u64,
+    },
+    /// So many tasks of this node wait for the lock or the channel that no more may. Nothing was done.
+    #[error("node {node} keeps {most} requests of a node for a lock or a channel at most")]
+    TooManyRequests {
+        /// Node that keeps the lock or the channel.
+        node: NodeId,
+        /// Most requests of a node.
+        most: u64,
     },
     /// The node is another build of the program, or no node of this program.
     #[error("node {node} runs another build of the program")]
@@ -120,6 +128,13 @@ pub enum ShareError {
     /// A name was refused, or leads to no value of the type that was asked for. [`NameError`] says which.
     #[error("a value was not found, or not shared, by its name")]
     NameRefused,
+}
+
+impl ShareError {
+    /// Returns the error of a request that a home does not keep beside the others.
+    pub(crate) fn too_many_requests(node: NodeId) -> ShareError {
+        ShareError::TooManyRequests { node, most: REQUESTS_OF_NODE_MAX as u64 }
+    }
 }
 
 /// Returns what is said of a node that was expelled.

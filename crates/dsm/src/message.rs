@@ -257,6 +257,8 @@ pub(crate) enum WaitAnswer {
     Closed,
     /// The home of the channel has no room for the value.
     Full,
+    /// The home keeps so many requests of the node that it takes no more.
+    TooMany,
     /// A node that has sent values is gone.
     SenderGone(u16),
     /// The tasks that were waited for have ended.

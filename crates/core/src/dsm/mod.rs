@@ -30,7 +30,7 @@ pub use channel::{ChannelQueue, ReceiveStep, SendStep};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
 pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};
-pub use lock_line::{HomeTicket, LockLine};
+pub use lock_line::{HomeTicket, LockLine, REQUESTS_OF_NODE_MAX};
 pub use names::{NameRefusal, NameTable, NamedValue};
 pub use stored_channel::{StoredAnswer, StoredChannel, StoredMessage};
 pub use stored_lock::StoredLock;

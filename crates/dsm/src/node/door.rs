@@ -335,6 +335,44 @@ mod tests {
         assert!(node.borrowers.lock().close(1, root, ticket));
     }
 
+    /// A node asks for a lock, and receives from a channel, again and again, and settles nothing.
+    #[test]
+    fn requests_of_others_that_are_kept_are_bounded() {
+        let (node, door) = door();
+        let most = farfield_core::dsm::REQUESTS_OF_NODE_MAX as u64;
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let mode = LockMode::Exclusive;
+        let word = node.store(&[8; 8]).unwrap();
+        let own = node.store(&[8; 8]).unwrap();
+        let channel = (word.bits(), own.bits());
+        let here = super::super::Here::at(&node);
+        let (_sender, receiver) = crate::channel::<u64>(&here, 1).unwrap();
+        let ends = receiver.owner_word().bits();
+        let reply = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Waits) => None,
+                Some(ShareReply::Answer(answer)) => Some(answer),
+                other => panic!("{other:?}"),
+            }
+        };
+        let lock =
+            |word, ticket| reply(ShareMessage::Lock { word, ticket, mode, may_wait: true, may_borrow: true, locked });
+        let receive = |ticket| reply(ShareMessage::Receive { word: ends, ticket, settled: 0, may_wait: true });
+        assert!(matches!(lock(channel.0, 0), Some(WaitAnswer::Granted { .. })));
+        for ticket in 1..=most {
+            assert!(lock(channel.0, ticket).is_none() && receive(ticket).is_none(), "{ticket}");
+        }
+        assert!(matches!(lock(channel.0, most + 1), Some(WaitAnswer::TooMany)));
+        assert!(matches!(receive(most + 1), Some(WaitAnswer::TooMany)));
+        // Other locks are others, and who has given up makes room.
+        assert!(matches!(lock(channel.1, most + 2), Some(WaitAnswer::Granted { .. })));
+        for word in [channel.0, ends] {
+            ask(&door, BUILD, ShareMessage::Cancel { word, ticket: 5 }).unwrap();
+        }
+        assert!(lock(channel.0, most + 3).is_none() && receive(most + 3).is_none());
+    }
+
     #[test]
     fn a_group_is_read_in_its_version_only() {
         type Pair = (u64, crate::TBox<[u64; 3]>);

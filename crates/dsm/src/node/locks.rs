@@ -23,6 +23,8 @@ pub(crate) struct LockWish {
     pub(crate) may_wait: bool,
     /// Whether the task may have been lent something of what the lock owns.
     pub(crate) may_borrow: bool,
+    /// Whether nobody has used the ticket before.
+    pub(crate) is_new: bool,
 }
 
 struct HomeLock {
@@ -89,7 +91,7 @@ impl ShareNode {
             return None;
         }
         let number = self.waits.number();
-        let wish = LockWish { may_wait: false, ..wish };
+        let wish = LockWish { may_wait: false, is_new: true, ..wish };
         let answer = self.ask_lock(word, HomeTicket { node: self.id.0, number }, wish, locked)?;
         // Who waits has a place in the line, and somebody to tell.
         (!matches!(answer, WaitAnswer::Busy)).then_some((number, answer))
@@ -109,7 +111,7 @@ impl ShareNode {
         if !self.keeps(word) || self.peers.is_lost(NodeId(ticket.node)) {
             return Some(WaitAnswer::Closed);
         }
-        if self.withdrawn().take(ticket) {
+        if !wish.is_new && self.withdrawn().take(ticket) {
             return Some(WaitAnswer::Busy);
         }
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
@@ -118,6 +120,10 @@ impl ShareNode {
         }
         if lock.is_lost {
             return Some(WaitAnswer::Lost);
+        }
+        // Where so many wait, nobody has the lock at once.
+        if lock.line.is_full_for(ticket.node) && lock.line.held(ticket).is_none() {
+            return Some(WaitAnswer::TooMany);
         }
         // Whoever asks again after the home has died may have been given the lock before.
         if lock.line.held(ticket).is_some() || lock.line.ask(ticket, wish.mode) {

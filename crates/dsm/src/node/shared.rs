@@ -50,7 +50,7 @@ impl ShareNode {
         let said = |answer: Option<_>| answer.map_or(ShareReply::Waits, ShareReply::Answer);
         Some(match message {
             ShareMessage::Lock { word, ticket: number, mode, may_wait, may_borrow, locked } => {
-                let wish = LockWish { mode, may_wait, may_borrow };
+                let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
                 said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), wish, locked))
             }
             ShareMessage::Unlock { word, ticket: number, end } => {

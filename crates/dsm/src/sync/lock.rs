@@ -51,7 +51,8 @@ impl<T: Far> LockedValue<T> {
             owns_others: needs_drop::<T>(),
             destructor: destructor.map(ShippedCode::reference),
         };
-        let wish = LockWish { mode, may_wait: limit.may_wait(), may_borrow: here.may_borrow_under(word) };
+        let (may_wait, may_borrow) = (limit.may_wait(), here.may_borrow_under(word));
+        let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
         let (number, answer) = match here.node().ask_lock_here(word, wish, locked) {
             Some(answered) => answered,
             None => LockedValue::<T>::ask_home(here, word, wish, limit, locked)?,
@@ -60,6 +61,7 @@ impl<T: Far> LockedValue<T> {
             WaitAnswer::Granted { was_left, value } => (was_left, value),
             WaitAnswer::Busy => return Ok(None),
             WaitAnswer::Lost => return Err(ShareError::Lost),
+            WaitAnswer::TooMany => return Err(ShareError::too_many_requests(self.home())),
             WaitAnswer::Borrowed(node) => return Err(ShareError::Borrowed { node: NodeId(node) }),
             // It was not in the backup.
             _ if here.node().is_promoted(word) => return Err(ShareError::NodeLost { node: NodeId::of_home(word) }),
@@ -95,7 +97,7 @@ impl<T: Far> LockedValue<T> {
         limit: WaitLimit,
         locked: LockedType,
     ) -> Result<(u64, WaitAnswer), ShareError> {
-        let LockWish { mode, may_wait, may_borrow } = wish;
+        let LockWish { mode, may_wait, may_borrow, .. } = wish;
         let request = |ticket| ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, may_borrow, locked };
         here.node().wait_at_home(word, WaitCause::Lock, limit, request).map_err(|unanswered| unanswered.error)
     }

@@ -67,6 +67,7 @@ pub struct TaskScope<'s, 'env: 's> {
 
 struct OpenTask {
     waiting: Arc<Waiting>,
+    /// Numbers of its mutable loans, in order.
     loans: Vec<u64>,
     /// Root of what the task may have borrowed.
     root: BorrowRoot,
@@ -154,6 +155,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     ) -> Result<ScopedHandle<'s, R>, ShareError> {
         let mut loans = Vec::new();
         arguments.visit_loans(&mut |number| loans.push(number));
+        loans.sort_unstable();
         if loans.len() > LOANS_MAX {
             return Err(ShareError::TooManyLoans { loans: loans.len(), most: LOANS_MAX });
         }
@@ -207,7 +209,8 @@ fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, task: &OpenTa
             task.loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
-            for (number, used) in &end.loans {
+            // Another node cannot make this one keep what it was not lent.
+            for (number, used) in end.loans.iter().filter(|(number, _)| task.loans.binary_search(number).is_ok()) {
                 match used {
                     Some(used) => take_back(here, open, *number, *used),
                     None => lose(here, open, *number, false),
