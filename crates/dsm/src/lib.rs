@@ -131,6 +131,7 @@ mod member;
 mod message;
 mod node;
 mod object;
+mod primitives;
 mod ptr;
 mod stats;
 mod sync;
