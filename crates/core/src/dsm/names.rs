@@ -36,9 +36,10 @@ pub enum NameRefusal {
 /// Names of values that many own, and who waits for one: a naming service, as that of `rmiregistry` or the roots of
 /// a persistent heap.
 ///
-/// The first one who asks has a name, until it is taken away. The table owns a counted handle of each value, so a value
-/// stays as long as its name. Whoever looks a name up is told the word, and then asks the home of the value for a handle
-/// of its own; if the name was taken away meanwhile, and the value dropped, the home does not count it any more.
+/// The first one who asks has a name, until it is taken away. The table owns a counted handle of each value, so a
+/// value stays as long as its name. Whoever looks a name up is told the word, and then asks the home of the value for
+/// a handle of its own; if the name was taken away meanwhile, and the value dropped, the home does not count it any
+/// more.
 #[derive(Clone, Default, Debug)]
 pub struct NameTable {
     named: BTreeMap<String, NamedValue>,
