@@ -343,7 +343,7 @@ mod tests {
             let bytes = random.u64(..300);
             let offset = arena.take(bytes, 1 << 20).unwrap().offset();
             let is_one = offset % 64 == HEADER_BYTES;
-            assert!(is_one || block_bytes(class_of(bytes)) % 64 != 0, "{bytes} at {offset}");
+            assert!(is_one || !block_bytes(class_of(bytes)).is_multiple_of(64), "{bytes} at {offset}");
         }
     }
 
