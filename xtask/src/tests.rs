@@ -136,10 +136,12 @@ const FEATURES_OF_FABRIC: &str =
 /// The end-to-end tests: each of their programs is a part.
 const END_TO_END: &str = "farfield-tests";
 
-/// Models whose threads run under a scheduler: loom for the words of the heap and of collections, shuttle for the pager.
-const MODELS: [[&str; 6]; 3] = [
+/// Models whose threads run under a scheduler: loom for the words of the heap and of collections, and for copies of
+/// shared objects; shuttle for the pager.
+const MODELS: [[&str; 6]; 4] = [
     ["-p", "farfield-core", "--features", "model", "--test", "*_model"],
     ["-p", "farfield-gc", "--features", "model", "--test", "model"],
+    ["-p", "farfield-dsm", "--features", "model", "--test", "model"],
     ["-p", "farfield-pager", "--features", "model", "--test", "model"],
 ];
 

@@ -59,7 +59,8 @@ struct ShareRunArgs {
     /// Time of silence after which a node counts as dead, 2s or more
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "join")]
     expel_after: Option<Duration>,
-    /// Memory server that keeps backups of all nodes but the first: tcp://HOST:PORT or unix:PATH
+    /// Memory server that keeps backups of all nodes but the first: tcp://HOST:PORT or unix:PATH; several of them, of
+    /// which one has to be left: 'mirror(URL,URL)'
     #[arg(long, value_name = "URL", conflicts_with = "join")]
     backup: Option<String>,
     /// File whose first line is the token for that server [default: the variable FARFIELD_TOKEN]

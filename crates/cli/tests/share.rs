@@ -98,6 +98,7 @@ fn meets() -> i32 {
 fn waits() -> i32 {
     let body = |here: &Here<'_>| -> Result<u64, JoinError> {
         let lock = DArc::new(here, DMutex::new(here, 1u64)?)?;
+        here.publish("counter", &lock)?;
         let (ends, ended) = channel::<u64>(here, 1)?;
         let (took, taken) = channel::<u64>(here, 1)?;
         let holder = here.spawn_to(NodeId(1), (lock.try_clone(here)?, took, ended), |here, (lock, took, ended)| {
@@ -106,14 +107,18 @@ fn waits() -> i32 {
             *number += ended.recv(here).unwrap();
         })?;
         taken.recv(here).unwrap();
-        let waiter = here.spawn_to(NodeId(2), (lock.try_clone(here)?,), |here, (lock,)| {
-            *lock.get(here).unwrap().lock(here).unwrap()
+        let waiter = here.spawn_to(NodeId(2), (), |here, ()| {
+            *here.lookup::<DMutex<u64>>("counter").unwrap().get(here).unwrap().lock(here).unwrap()
+        })?;
+        let named = here.spawn_to(NodeId(2), (), |here, ()| {
+            *here.lookup_within::<u64>("later", DEADLINE).unwrap().get(here).unwrap()
         })?;
         say("they wait");
         std::io::stdin().lock().read_to_end(&mut Vec::new()).expect("an input");
         ends.send(here, 40).unwrap();
         holder.join(here)?;
-        waiter.join(here)
+        here.publish("later", &DArc::new(here, 0u64)?)?;
+        Ok(waiter.join(here)? + named.join(here)?)
     };
     let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20), body);
     i32::from(ended.expect("the nodes start") != Ok(41))
@@ -519,9 +524,13 @@ fn who_waits_for_whom_is_explained() {
     // Each node writes its own notice, a few times a second.
     until("both waits are explained", || {
         said = text(&farfield().args(["share", "explain", &run.child.id().to_string()]).output().unwrap());
-        said.contains("which a task of node 1 holds; 1 wait for it") && said.contains("for channel ")
+        let waits = ["which a task of node 1 holds; 1 wait for it", "for channel ", "to be published under a name"];
+        waits.iter().all(|wait| said.contains(wait))
     });
     assert!(said.contains("for lock "), "{said}");
+    let status = || text(&farfield().args(["share", "status", &run.child.id().to_string()]).output().unwrap());
+    until("the name is listed", || status().contains("name counter: a farfield_dsm::"));
+    assert!(status().contains("DMutex<u64> at node 0\n"), "{}", status());
     end(run, 0);
 }
 

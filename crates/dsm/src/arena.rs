@@ -76,6 +76,14 @@ fn block_bytes(class: usize) -> u64 {
     if class.is_multiple_of(2) { power } else { power + power / 2 }
 }
 
+/// Returns how many blocks of a class are cut at a time: as many as end where a cache line does. So the header of a
+/// block of 64 bytes or more lies in one line with the first 48 bytes of its object.
+fn run_blocks(class: usize) -> u64 {
+    const LINE_BYTES: u64 = 64;
+    let bytes = block_bytes(class);
+    (1..=4).find(|blocks| (blocks * bytes).is_multiple_of(LINE_BYTES)).unwrap_or(1)
+}
+
 impl ShareArena {
     /// Reserves `bytes` bytes of address space for the objects of a partition. Memory is taken when
     /// objects need it.
@@ -121,11 +129,19 @@ impl ShareArena {
             Some(offset) => offset,
             None => {
                 let offset = blocks.end + HEADER_BYTES;
-                if block_bytes(class) > self.mapping.len() as u64 - blocks.end {
+                let fit = (self.mapping.len() as u64 - blocks.end) / block_bytes(class);
+                if fit == 0 {
                     return Err(full);
                 }
-                blocks.end += block_bytes(class);
-                self.put_header(offset, BlockHeader::NEW, class);
+                let count = run_blocks(class).min(fit);
+                blocks.end += count * block_bytes(class);
+                for index in (0..count).rev() {
+                    let offset = offset + index * block_bytes(class);
+                    self.put_header(offset, BlockHeader::NEW, class);
+                    if index > 0 {
+                        blocks.free[class].push(offset);
+                    }
+                }
                 offset
             }
         };
@@ -315,6 +331,19 @@ mod tests {
             let block = block_bytes(class_of(bytes));
             assert!(block >= bytes + HEADER_BYTES && block.is_multiple_of(16), "{bytes}");
             assert!(block <= 32 || block < (bytes + HEADER_BYTES) * 3 / 2 + 16, "{bytes}: {block}");
+            assert!((run_blocks(class_of(bytes)) * block).is_multiple_of(64), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_header_is_in_one_cache_line_with_its_object_whatever_was_taken_before() {
+        let arena = ShareArena::new(Partition::new(3).unwrap(), 1 << 20).unwrap();
+        let mut random = fastrand::Rng::with_seed(8);
+        for _ in 0..500 {
+            let bytes = random.u64(..300);
+            let offset = arena.take(bytes, 1 << 20).unwrap().offset();
+            let is_one = offset % 64 == HEADER_BYTES;
+            assert!(is_one || !block_bytes(class_of(bytes)).is_multiple_of(64), "{bytes} at {offset}");
         }
     }
 

@@ -8,13 +8,14 @@
 #![allow(unsafe_code, reason = "copies are memory of their own")]
 
 use crate::ShareError;
+use crate::primitives::{AtomicU64, Condvar, Mutex, MutexGuard};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Poll, Waker};
 use farfield_core::dsm::OwnerWord;
 use std::alloc::Layout;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Version of an object: the word of its owner, and the number of bytes. A slice to which values are
 /// appended keeps its word; its first values stay as they are.
@@ -151,8 +152,9 @@ impl CopyCache {
             CopyLookup::Found(copy) => Ok(copy),
             CopyLookup::Flying(flight) => flight.wait(),
             CopyLookup::New(flight) => {
+                let mut landing = LandingGuard { copies: self, key, flight: &flight, result: None };
                 let fetched = fetch();
-                self.land(key, &flight, fetched.clone());
+                landing.result = Some(fetched.clone());
                 fetched
             }
         }
@@ -213,6 +215,20 @@ impl CopyFlight {
     }
 }
 
+/// Flight that lands when this is dropped, also if what fetches the copy panics: others wait for it.
+struct LandingGuard<'c> {
+    copies: &'c CopyCache,
+    key: CopyKey,
+    flight: &'c CopyFlight,
+    result: Option<Result<Arc<ObjectCopy>, ShareError>>,
+}
+
+impl Drop for LandingGuard<'_> {
+    fn drop(&mut self) {
+        self.copies.land(self.key, self.flight, self.result.take().unwrap_or(Err(ShareError::TaskPanicked)));
+    }
+}
+
 impl CopyTable {
     fn shrink(&mut self, bytes: u64) {
         while self.bytes > bytes {
@@ -224,7 +240,7 @@ impl CopyTable {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use farfield_core::dsm::{Colour, Partition};
@@ -271,6 +287,12 @@ mod tests {
         });
         assert_eq!(fetches.into_inner(), 1);
         assert!(got.iter().all(|copy| Arc::ptr_eq(copy, &got[0])));
+        // Nobody waits for a fetch that has panicked.
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let other = OwnerWord::new(Partition::new(1).unwrap(), 48, Colour(0)).unwrap();
+            copies.get_or_fetch((other, 10), || panic!("it is to be seen by the others"))
+        }));
+        assert!(panicked.is_err() && copies.lock().flights.is_empty());
         // An error is not kept.
         let other = OwnerWord::new(Partition::new(1).unwrap(), 32, Colour(0)).unwrap();
         assert!(matches!(copies.get_or_fetch((other, 10), || Err(ShareError::Lost)), Err(ShareError::Lost)));

@@ -1,8 +1,9 @@
 //! What can go wrong, by name.
 
 use crate::NodeId;
+use crate::node::Unanswered;
 use core::time::Duration;
-use farfield_core::dsm::Expulsion;
+use farfield_core::dsm::{Expulsion, REQUESTS_OF_NODE_MAX};
 
 /// Error of an access to shared memory. It can travel between nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -17,6 +18,12 @@ pub enum ShareError {
     /// The object was lent to a task that has not given it back.
     #[error("the object was lent to a task that has not given it back, because its node is gone")]
     Lost,
+    /// The lock waits until this task has ended: a reader whose node is gone may have lent it what the value owns.
+    #[error("node {node} is gone, and may have lent this task what the lock owns: the lock waits for the task's end")]
+    Borrowed {
+        /// Node of the reader.
+        node: NodeId,
+    },
     /// The node did not answer in time, although nobody has seen it die.
     #[error("node {node} has not answered within {} s", within.as_secs_f64())]
     Silent {
@@ -56,14 +63,14 @@ pub enum ShareError {
         /// Most mutable loans of a task.
         most: usize,
     },
-    /// The node takes no more tasks of other nodes before some have begun. Nothing was started.
-    #[error("node {node} lets {most} tasks of other nodes wait at most, and this one is number {tasks}")]
+    /// The node takes no more tasks of other nodes before some have ended. Nothing was started.
+    #[error("node {node} has {most} tasks of other nodes at most, and this one is number {tasks}")]
     TooManyTasks {
         /// Node that was asked.
         node: NodeId,
         /// Tasks with the one that was refused.
         tasks: u64,
-        /// Most tasks that may wait there.
+        /// Most tasks of other nodes there.
         most: u64,
     },
     /// The arguments of the tasks of other nodes that wait at the node take as much as its near memory. Nothing was
@@ -76,6 +83,14 @@ pub enum ShareError {
         bytes: u64,
         /// Most bytes that arguments may take there: its near memory.
         limit_bytes: u64,
+    },
+    /// So many tasks of this node wait for the lock or the channel that no more may. Nothing was done.
+    #[error("node {node} keeps {most} requests of a node for a lock or a channel at most")]
+    TooManyRequests {
+        /// Node that keeps the lock or the channel.
+        node: NodeId,
+        /// Most requests of a node.
+        most: u64,
     },
     /// The node is another build of the program, or no node of this program.
     #[error("node {node} runs another build of the program")]
@@ -110,6 +125,16 @@ pub enum ShareError {
     /// A task panicked that the one which has failed was waiting for. What it said was printed at its node.
     #[error("a task that was waited for panicked")]
     TaskPanicked,
+    /// A name was refused, or leads to no value of the type that was asked for. [`NameError`] says which.
+    #[error("a value was not found, or not shared, by its name")]
+    NameRefused,
+}
+
+impl ShareError {
+    /// Returns the error of a request that a home does not keep beside the others.
+    pub(crate) fn too_many_requests(node: NodeId) -> ShareError {
+        ShareError::TooManyRequests { node, most: REQUESTS_OF_NODE_MAX as u64 }
+    }
 }
 
 /// Returns what is said of a node that was expelled.
@@ -124,6 +149,82 @@ impl From<JoinError> for ShareError {
             JoinError::Panicked { .. } => ShareError::TaskPanicked,
             JoinError::Share(error) => error,
         }
+    }
+}
+
+/// Error: a value has no name, or cannot get one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// No value has the name.
+    #[error("no value has the name {name}")]
+    Absent {
+        /// Name that was asked for.
+        name: String,
+    },
+    /// A value has the name already.
+    #[error("another value has the name {name}: take it away first (Here::unpublish)")]
+    Taken {
+        /// Name that was asked for.
+        name: String,
+    },
+    /// The value that has the name is of another type.
+    #[error("the value of the name {name} is a {found}, not a {wanted}")]
+    OtherType {
+        /// Name that was asked for.
+        name: String,
+        /// Type of the value.
+        found: String,
+        /// Type that was asked for.
+        wanted: &'static str,
+    },
+    /// This cannot be a name.
+    #[error("a name is a word of 1 to 64 bytes, and {name:?} is none")]
+    NoName {
+        /// The text, or its begin.
+        name: String,
+    },
+    /// The program has too many names.
+    #[error("a program has {most} names at most, and {name} would be one more")]
+    TooManyNames {
+        /// Name that was refused.
+        name: String,
+        /// Most names of a program.
+        most: u64,
+    },
+    /// Too many tasks of this node wait for names.
+    #[error("{most} tasks of a node wait for names at most, and this one would wait for {name}")]
+    TooManyWaits {
+        /// Name that was asked for.
+        name: String,
+        /// Most waits of a node.
+        most: u64,
+    },
+    /// A node that was asked cannot be reached, or has no room.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+impl From<Unanswered> for NameError {
+    fn from(unanswered: Unanswered) -> NameError {
+        NameError::Share(unanswered.error)
+    }
+}
+
+/// Lets a task that needs a named value fail with a value that travels.
+impl From<NameError> for ShareError {
+    fn from(error: NameError) -> ShareError {
+        match error {
+            NameError::Share(error) => error,
+            _ => ShareError::NameRefused,
+        }
+    }
+}
+
+/// Lets a program that needs a named value end as one whose task has no result does.
+impl From<NameError> for JoinError {
+    fn from(error: NameError) -> JoinError {
+        JoinError::Share(error.into())
     }
 }
 

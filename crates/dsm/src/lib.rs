@@ -131,13 +131,14 @@ mod member;
 mod message;
 mod node;
 mod object;
+mod primitives;
 mod ptr;
 mod stats;
 mod sync;
 mod task;
 
 pub use collections::{ChunkMut, DString, DVec, DVecIter};
-pub use error::{JoinError, NodeStartError, ShareError};
+pub use error::{JoinError, NameError, NodeStartError, ShareError};
 pub use far::{Far, FarGroup, Portable};
 pub use farfield_core::dsm::{Expulsion, LossCause};
 pub use farfield_derive::{Far, FarGroup};

@@ -3,7 +3,7 @@
 use crate::member::Invitation;
 use crate::node::AtomicStep;
 use crate::task::TaskRefusal;
-use farfield_core::dsm::{Expulsion, NodeLoad, ViewChange};
+use farfield_core::dsm::{Expulsion, NameRefusal, NodeLoad, ViewChange};
 use farfield_core::lock::LockMode;
 use farfield_core::wire::CallBody;
 use serde::{Deserialize, Serialize};
@@ -112,8 +112,8 @@ pub(crate) enum ShareMessage<'a> {
     Load,
     /// Nodes are gone: the letter says who, or here what it has no room for.
     View { after: u32, changes: Vec<ViewChange> },
-    /// The backup of the sender is of no use any more.
-    BackupLost,
+    /// A replica of the sender's backup is of no use any more, or all of them.
+    BackupLost { replica: Option<u8> },
     /// A part of an object is wanted: bytes from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
@@ -144,8 +144,9 @@ pub(crate) enum ShareMessage<'a> {
         /// the blocks in which they were lent; zeros if the object is lost.
         loans: Vec<(u64, u64, u64)>,
     },
-    /// A lock is wanted. The ticket is the sender's number of its wait.
-    Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, locked: LockedType },
+    /// A lock is wanted. The ticket is the sender's number of its wait. The task that wants it may have been lent
+    /// something of what the lock owns.
+    Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, may_borrow: bool, locked: LockedType },
     /// A lock is given back, or not wanted any more.
     Unlock { word: u64, ticket: u64, end: LockEnd },
     /// An atomic number is read or changed.
@@ -172,6 +173,25 @@ pub(crate) enum ShareMessage<'a> {
     EndReceiver { word: u64 },
     /// The home answers a wait of the receiver of this message.
     Answered { ticket: u64, answer: WaitAnswer },
+    /// The first node is asked about a name of a shared value.
+    Name {
+        name: &'a str,
+        #[serde(borrow)]
+        request: NameRequest<'a>,
+    },
+    /// A wait of the sender for a name is over.
+    NameWaitEnded { ticket: u64 },
+}
+
+/// What is asked about a name of a shared value.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
+pub(crate) enum NameRequest<'a> {
+    /// The value of this word gets the name, with a handle that is counted.
+    Publish { word: u64, types: u128, type_name: &'a str },
+    /// The word of the value is wanted. With a ticket it is waited for.
+    Find { types: u128, ticket: Option<u64> },
+    /// The name is taken away, and the handle is the sender's.
+    Unpublish { types: u128 },
 }
 
 impl ShareMessage<'_> {
@@ -190,7 +210,7 @@ impl ShareMessage<'_> {
                 | Over
                 | Load
                 | View { .. }
-                | BackupLost
+                | BackupLost { .. }
                 | Fetch { .. }
                 | FetchGroup { .. }
                 | OutlastBorrowers { .. }
@@ -225,6 +245,8 @@ pub(crate) enum WaitAnswer {
     Granted { was_left: bool, value: Vec<u8> },
     /// The value under the lock is lost.
     Lost,
+    /// The lock waits for this task: a reader at this node, which is gone, may have lent it what the lock owns.
+    Borrowed(u16),
     /// The lock or the channel would have to be waited for.
     Busy,
     /// The channel has the value, or its receiver.
@@ -235,10 +257,14 @@ pub(crate) enum WaitAnswer {
     Closed,
     /// The home of the channel has no room for the value.
     Full,
+    /// The home keeps so many requests of the node that it takes no more.
+    TooMany,
     /// A node that has sent values is gone.
     SenderGone(u16),
     /// The tasks that were waited for have ended.
     Ended,
+    /// A value has the name that was waited for.
+    Named,
 }
 
 /// End of a task.
@@ -292,6 +318,10 @@ pub(crate) enum ShareReply<'a> {
     Answer(WaitAnswer),
     /// The sender waits for a message ([`ShareMessage::Answered`]).
     Waits,
+    /// The word of the value that has the name.
+    Word(u64),
+    /// The name is not given, or leads to nothing.
+    NameRefused(NameRefusal),
 }
 
 /// Checks what holds for any bytes that a node is sent: they are refused, or are a message or an answer that is
@@ -349,6 +379,10 @@ mod tests {
             ShareMessage::OutlastBorrowers { of: 3, root: 1 << 50, ticket: 9 },
             ShareMessage::Withdraw { word: 1 << 40, ticket: 8 },
             ShareMessage::Answered { ticket: 3, answer: WaitAnswer::Granted { was_left: true, value: vec![8; 20] } },
+            ShareMessage::Name {
+                name: "table",
+                request: NameRequest::Publish { word: 1 << 40, types: 7 << 80, type_name: "u64" },
+            },
         ];
         let letter = |message| {
             let (view, load) = (ViewNews { number: 2, changes: vec![change(1), change(2)] }, NodeLoad::default());

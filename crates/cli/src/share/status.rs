@@ -48,13 +48,15 @@ pub(crate) struct NodeRow {
     pub(crate) waits: Vec<WaitRow>,
     /// Locks of the node that somebody waits for.
     wanted_locks: Vec<LockRow>,
+    /// Names of shared values, at the first node: at most the first 32 of `names`.
+    named_values: Vec<NamedRow>,
     pub(crate) counters: BTreeMap<String, u64>,
 }
 
 /// Wait of a task.
 #[derive(Serialize, Debug)]
 pub(crate) struct WaitRow {
-    /// `task`, `lock`, `channel` or `answer`.
+    /// `task`, `lock`, `channel`, `name` or `answer`.
     cause: String,
     /// Node that ends the wait.
     node: u64,
@@ -69,6 +71,18 @@ pub(crate) struct LockRow {
     waiters: u64,
     /// Nodes whose tasks hold it.
     holders: Vec<u64>,
+}
+
+/// Name of a shared value.
+#[derive(Serialize, Debug)]
+struct NamedRow {
+    name: String,
+    /// Type of the value, or the begin of its name.
+    type_name: String,
+    /// Node that keeps the value.
+    node: u64,
+    /// Whether the value is gone with its node.
+    is_lost: bool,
 }
 
 impl NodeRow {
@@ -97,6 +111,15 @@ impl NodeRow {
             let holders = holders.iter().map(number).collect();
             Some(LockRow { word: (*word).to_owned(), waiters: number(waiters), holders })
         };
+        let named = |words: Vec<&str>| {
+            let [node, is_lost, name, type_name @ ..] = &words[..] else { return None };
+            Some(NamedRow {
+                name: (*name).to_owned(),
+                type_name: type_name.join(" "),
+                node: number(node),
+                is_lost: *is_lost == "1",
+            })
+        };
         NodeRow {
             program: notice.text("program").to_owned(),
             node: notice.number("node"),
@@ -107,6 +130,7 @@ impl NodeRow {
             lost_nodes: notice.numbers("lost_nodes"),
             waits: notice.rows("wait").filter_map(wait).collect(),
             wanted_locks: notice.rows("lock").filter_map(lock).collect(),
+            named_values: notice.rows("name").filter_map(named).collect(),
             counters: Notice::counters(notice),
         }
     }
@@ -186,7 +210,13 @@ fn render(row: &NodeRow, text: &mut String) {
         row.number("spawns"),
     );
     if row.number("has_backup") > 0 {
-        let state = if row.number("backup_good") > 0 { "" } else { "   LOST: this node goes on without" };
+        let (left, of) = (row.number("backup_servers"), row.number("backup_servers_at_first"));
+        let state = match (left, of) {
+            _ if row.number("backup_good") == 0 => "   LOST: this node goes on without".to_owned(),
+            (1, 2..) => format!("   UNPROTECTED: 1 of {of} servers is left"),
+            _ if left < of => format!("   {left} of {of} servers are left"),
+            _ => String::new(),
+        };
         let _ = writeln!(
             text,
             "    backup: {} batches of {}, {} wait{state}",
@@ -202,6 +232,13 @@ fn render(row: &NodeRow, text: &mut String) {
             row.number("promoted_objects"),
             bytes("promoted_bytes"),
         );
+    }
+    for NamedRow { name, type_name, node, is_lost } in &row.named_values {
+        let kept = if *is_lost { "lost with" } else { "at" };
+        let _ = writeln!(text, "    name {name}: a {type_name} {kept} node {node}");
+    }
+    if row.number("names") > row.named_values.len() as u64 {
+        let _ = writeln!(text, "    {} names in all", row.number("names"));
     }
     if row.number("orphans") > 0 {
         let _ = writeln!(text, "    {} objects have no owner and stay until the program ends", row.number("orphans"));
@@ -241,6 +278,7 @@ fn sentence(wait: &WaitRow, nodes: &[NodeRow]) -> String {
     let of = match wait.cause.as_str() {
         "task" => format!("for the end of a task at node {}", wait.node),
         "answer" => format!("for an answer of node {}", wait.node),
+        "name" => "for a value to be published under a name".to_owned(),
         cause => format!("for {cause} {} of node {}", wait.word, wait.node),
     };
     let home = nodes.iter().find(|row| row.node == wait.node);

@@ -1,6 +1,6 @@
 //! Bounded channel, at its home: values, and those who wait to send or to receive.
 
-use super::HomeTicket;
+use super::lock_line::{HomeTicket, REQUESTS_OF_NODE_MAX};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -67,6 +67,14 @@ impl<V> ChannelQueue<V> {
     /// Returns the value in the channel that will be received last. Senders that wait have theirs still.
     pub fn newest(&self) -> Option<&V> {
         self.ready.back()
+    }
+
+    /// Returns whether so many tickets of a node wait that no more may.
+    pub fn is_full_for(&self, node: u16) -> bool {
+        let waiting = self.senders.len() + self.receivers.len();
+        let tickets = self.senders.iter().map(|(ticket, _)| ticket).chain(&self.receivers);
+        // Most of the time few wait.
+        waiting >= REQUESTS_OF_NODE_MAX && tickets.filter(|ticket| ticket.node == node).count() >= REQUESTS_OF_NODE_MAX
     }
 
     /// Sends a value. With `may_wait` false, `Closed` also says that there is no room

@@ -24,7 +24,19 @@ pub struct LockLine {
     waiting: VecDeque<(HomeTicket, LockMode)>,
 }
 
+/// Most requests of a node that one lock or channel keeps for it: waits, and answers that may not have arrived. A node
+/// has one for each of its threads.
+pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
+
 impl LockLine {
+    /// Returns whether so many tickets of a node wait that no more may.
+    pub fn is_full_for(&self, node: u16) -> bool {
+        let is_of_node = |(ticket, _): &&(HomeTicket, LockMode)| ticket.node == node;
+        // Most of the time few wait.
+        self.waiting.len() >= REQUESTS_OF_NODE_MAX
+            && self.waiting.iter().filter(is_of_node).count() >= REQUESTS_OF_NODE_MAX
+    }
+
     /// Creates the line of a lock that these tickets hold, and for which nobody waits.
     pub fn held_by(holders: impl IntoIterator<Item = (HomeTicket, LockMode)>) -> LockLine {
         LockLine { holders: holders.into_iter().collect(), waiting: VecDeque::new() }

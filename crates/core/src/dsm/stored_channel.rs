@@ -5,6 +5,7 @@
 //! which tickets of its node are settled (RIFL, SOSP 2015: completion records). Waits are not recorded.
 
 use super::backup::take_u64;
+use super::lock_line::REQUESTS_OF_NODE_MAX;
 use super::{HomeTicket, MalformedBatch, OwnerWord};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -77,6 +78,12 @@ impl StoredChannel {
         let settled = HomeTicket { node, number: 0 }..HomeTicket { node, number: below };
         let tickets: Vec<_> = self.answers.range(settled).map(|(ticket, _)| *ticket).collect();
         tickets.into_iter().filter_map(|ticket| self.forget(ticket)).collect()
+    }
+
+    /// Returns whether so many answers to a node may not have arrived that no more are kept.
+    pub fn is_full_for(&self, node: u16) -> bool {
+        let of_node = HomeTicket { node, number: 0 }..=HomeTicket { node, number: u64::MAX };
+        self.answers.len() >= REQUESTS_OF_NODE_MAX && self.answers.range(of_node).count() >= REQUESTS_OF_NODE_MAX
     }
 
     /// Forgets the answers to a node that is gone. Returns the words of values that were kept for it.

@@ -12,6 +12,8 @@ use std::rc::Rc;
 #[derive(Clone, Default)]
 pub(crate) struct HomeLock {
     line: LockLine,
+    /// Those who wait and may have been lent something of what the lock owns.
+    borrowers: Vec<HomeTicket>,
     was_left: bool,
     is_lost: bool,
     /// A reader at the home has lent what the value owns.
@@ -23,6 +25,7 @@ pub(crate) struct HomeLock {
 pub(crate) enum LockAnswer {
     Granted { was_left: bool, value: Contents },
     Lost,
+    Borrowed,
     Closed,
 }
 
@@ -159,7 +162,7 @@ impl Node {
         }
         let (was_left, is_lost) = (stored.was_left, stored.is_lost && world.has(Rule::LocksOfDeadWritersAreLost));
         let line = LockLine::held_by(stored.holders);
-        self.locks.insert(word.bits(), HomeLock { line, was_left, is_lost, is_lent: false });
+        self.locks.insert(word.bits(), HomeLock { line, was_left, is_lost, ..HomeLock::default() });
         lenders
     }
 }
@@ -171,6 +174,7 @@ pub(crate) fn ask_lock(
     word: OwnerWord,
     ticket: HomeTicket,
     mode: LockMode,
+    may_borrow: bool,
 ) -> Option<LockAnswer> {
     let mut node = world.node(at);
     if node.lost.contains(&ticket.node) {
@@ -187,6 +191,16 @@ pub(crate) fn ask_lock(
     if had_it || lock.line.ask(ticket, mode) {
         node.note_lock(world, word, None);
         return Some(node.grant(world, word, ticket));
+    }
+    if may_borrow && world.has(Rule::BorrowersAreTold) {
+        let lost = node.lost.clone();
+        let lock = node.locks.get_mut(&word.bits())?;
+        let is_lender = |(ticket, mode): (HomeTicket, _)| mode == LockMode::Shared && lost.contains(&ticket.node);
+        if lock.line.holdings().any(is_lender) {
+            lock.line.leave(ticket);
+            return Some(LockAnswer::Borrowed);
+        }
+        lock.borrowers.push(ticket);
     }
     None
 }
@@ -211,6 +225,7 @@ pub(crate) fn end_lock(world: &Rc<World>, at: u16, word: OwnerWord, ticket: Home
         }
     }
     let mut turns = lock.line.leave(ticket);
+    lock.borrowers.retain(|waiter| *waiter != ticket && !turns.contains(waiter));
     let is_lost = lock.is_lost;
     if is_lost {
         turns.extend(lock.line.dissolve());
@@ -222,11 +237,16 @@ pub(crate) fn end_lock(world: &Rc<World>, at: u16, word: OwnerWord, ticket: Home
     drop(node);
     for ticket in turns {
         let answer = if is_lost { LockAnswer::Lost } else { world.node(at).grant(world, word, ticket) };
-        if ticket.node == at {
-            take_answer(world, at, ticket.number, answer);
-        } else {
-            tell(world, at, ticket.node, Message::Answered { ticket: ticket.number, answer });
-        }
+        answer_lock(world, at, ticket, answer);
+    }
+}
+
+/// Tells one that waits for a lock of this node how that has ended.
+fn answer_lock(world: &Rc<World>, at: u16, ticket: HomeTicket, answer: LockAnswer) {
+    if ticket.node == at {
+        take_answer(world, at, ticket.number, answer);
+    } else {
+        tell(world, at, ticket.node, Message::Answered { ticket: ticket.number, answer });
     }
 }
 
@@ -249,6 +269,14 @@ pub(crate) fn lose_locks(world: &Rc<World>, at: u16, dead: u16) {
                 Some(LockMode::Shared) if world.has(Rule::LocksOutlastBorrowers) => lent.push((word, ticket)),
                 held => lost.push((held.is_some(), word, ticket)),
             }
+        }
+    }
+    // Who waits and is among those who are waited for would wait for ever.
+    for (word, _) in &lent {
+        let lock = world.node(at).locks.get_mut(&word.bits()).map(|lock| std::mem::take(&mut lock.borrowers));
+        for ticket in lock.into_iter().flatten().filter(|ticket| ticket.node != dead) {
+            end_lock(world, at, *word, ticket, LockEnd::Abandoned);
+            answer_lock(world, at, ticket, LockAnswer::Borrowed);
         }
     }
     outlast_lenders(world, at, lent);
@@ -290,7 +318,8 @@ impl Here {
         loop {
             let slot = Slot::new();
             world.node(at).lock_waits.insert(ticket.number, (home, slot.clone()));
-            let message = Message::Lock { word, ticket: ticket.number, mode };
+            let may_borrow = self.roots.contains(&world.root_of(BorrowRoot::of_lock(word)));
+            let message = Message::Lock { word, ticket: ticket.number, mode, may_borrow };
             let reply =
                 if home == at { Node::receive(&world, at, at, message) } else { world.ask(at, home, message).await };
             let answer = match reply {
@@ -312,6 +341,7 @@ impl Here {
                     Ok(Hold { word, ticket, mode, value })
                 }
                 Ok(LockAnswer::Lost) => Err(Failure::Lost),
+                Ok(LockAnswer::Borrowed) => Err(Failure::Borrowed),
                 // It was not in the backup.
                 Ok(LockAnswer::Closed) if host != home_of(word) => Err(Failure::NodeLost(home_of(word))),
                 Ok(LockAnswer::Closed) => Err(Failure::Stale),

@@ -55,7 +55,23 @@ fn calm(seed: u64) -> Plan {
     let loss = if seed.is_multiple_of(3) { 30 } else { 0 };
     let (has_backups, reads_in_place) = (!seed.is_multiple_of(4), seed % 8 < 4);
     let (has_locks, has_channels) = (seed % 2 == 1, seed % 4 >= 2);
-    Plan { seed, without: None, faults: Vec::new(), loss, has_backups, has_locks, has_channels, reads_in_place }
+    let (without, faults) = (None, Vec::new());
+    let plan = Plan { seed, without, faults, loss, has_backups, has_locks, ..Plan::default() };
+    Plan { has_channels, reads_in_place, ..plan }
+}
+
+/// Returns how it runs with backups at two memory servers, one of which cannot be reached from some moment on, by one
+/// node or by any.
+fn mirrored(seed: u64) -> Plan {
+    let mut random = fastrand::Rng::with_seed(seed ^ 0xc07);
+    let by = [None, Some(random.u16(FIRST + 1..world::NODES))][random.usize(..2)];
+    let replica = random.usize(..2);
+    let mut cuts = vec![(random.u64(..400), replica, by)];
+    // The node that takes backups over may reach the other server only, or none of them.
+    if random.bool() {
+        cuts.push((random.u64(..400), random.usize(..2), Some(FIRST)));
+    }
+    Plan { has_backups: true, has_mirrors: true, cuts, ..calm(seed) }
 }
 
 /// Runs the program of a seed, and again with one or two faults. Adds what was struck.
@@ -85,7 +101,7 @@ fn any_fate(random: &mut fastrand::Rng) -> Fate {
 fn random_programs_keep_their_promises_whatever_happens_to_their_nodes() {
     let (first, seeds) = (first_seed(), if is_deep() { 10_000 } else { 500 });
     let (mut struck, mut promotions, mut fenced, mut checkpoints) = (BTreeSet::new(), 0, 0, 0);
-    let (mut grants, mut lenders) = (0, 0);
+    let (mut grants, mut lenders, mut lost_replicas) = (0, 0, 0);
     for seed in first..first + seeds {
         let seen = run_with_faults(calm(seed), any_fate, &mut struck).unwrap_or_else(|broken| panic!("{broken}"));
         promotions += seen.promotions;
@@ -93,11 +109,21 @@ fn random_programs_keep_their_promises_whatever_happens_to_their_nodes() {
         checkpoints += seen.checkpoints;
         grants += seen.grants;
         lenders += seen.lenders;
+        if seed.is_multiple_of(2) {
+            let seen = run_with_faults(mirrored(seed), any_fate, &mut BTreeSet::new());
+            lost_replicas += seen.unwrap_or_else(|broken| panic!("{broken}")).lost_replicas;
+        }
+        if seed.is_multiple_of(3) {
+            let plan = Plan { has_locks: true, has_unused_locks: true, ..calm(seed) };
+            run_with_faults(plan, any_fate, &mut BTreeSet::new()).unwrap_or_else(|broken| panic!("{broken}"));
+        }
     }
     println!("{promotions} backups taken over, {fenced} writers fenced, {checkpoints} checkpoints, {struck:?}");
     assert!(promotions > seeds / 4 && fenced > 0 && checkpoints > seeds / 10 && struck.len() > 30);
-    println!("{grants} locks were taken, {lenders} dead readers had lent something");
-    assert!(grants > seeds);
+    println!(
+        "{grants} locks were taken, {lenders} dead readers had lent something, {lost_replicas} replicas were lost"
+    );
+    assert!(grants > seeds && lost_replicas > seeds / 10);
 }
 
 /// Boundaries at which a node other than the first one can die. Its memory server, and the first node, do not.
@@ -200,6 +226,10 @@ fn each_rule_is_needed() {
                 | Rule::PromotedLocksOutlastBorrowers
                 | Rule::LentLocksAreStored
                 | Rule::BorrowsHaveRoots => (Plan { has_backups: true, has_locks: true, ..plan }, |_| Fate::Dies),
+                Rule::LostReplicasAreKnown => (Plan { without: Some(rule), ..mirrored(seed) }, |_| Fate::Dies),
+                Rule::LaterLocksAreNotLent | Rule::BorrowersAreTold => {
+                    (Plan { has_locks: true, has_unused_locks: true, ..plan }, |_| Fate::Dies)
+                }
                 Rule::StoredBeforeSent | Rule::PagesBeforeCommit | Rule::LoansOfLoansKeepBlocks => {
                     (Plan { has_backups: true, ..plan }, |_| Fate::Dies)
                 }

@@ -70,6 +70,8 @@ pub(crate) enum Message {
         number: u64,
         is_scoped: bool,
         roots: Vec<BorrowRoot>,
+        /// Roots of which nothing was lent.
+        unused: BTreeMap<BorrowRoot, bool>,
         arguments: Vec<Held>,
         seed: u64,
         depth: u64,
@@ -87,6 +89,10 @@ pub(crate) enum Message {
     Outlasted {
         ticket: u64,
     },
+    /// A replica of the sender's backup is older than what others will know.
+    ReplicaLost {
+        replica: usize,
+    },
     /// Who is gone, and who keeps what that had stored.
     View {
         changes: View,
@@ -95,6 +101,8 @@ pub(crate) enum Message {
         word: OwnerWord,
         ticket: u64,
         mode: LockMode,
+        /// Whether the task may have been lent something of what the lock owns.
+        may_borrow: bool,
     },
     Unlock {
         word: OwnerWord,
@@ -131,6 +139,7 @@ impl Message {
             Message::Outlast { .. } => Kind::Outlast,
             Message::Outlasted { .. } => Kind::Outlasted,
             Message::View { .. } => Kind::View,
+            Message::ReplicaLost { .. } => Kind::ReplicaLost,
             Message::Lock { .. } => Kind::Lock,
             Message::Unlock { .. } => Kind::Unlock,
             Message::Answered { .. } => Kind::Answered,
@@ -143,7 +152,10 @@ impl Message {
 
     /// Returns whether nobody learns from the message what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
-        matches!(self, Message::Fetch { .. } | Message::Outlast { .. } | Message::View { .. })
+        matches!(
+            self,
+            Message::Fetch { .. } | Message::Outlast { .. } | Message::View { .. } | Message::ReplicaLost { .. }
+        )
     }
 }
 
@@ -196,10 +208,26 @@ pub(crate) struct Node {
     pub(crate) backup: Option<Backup>,
 }
 
-/// Backup of a node: what the memory server has, and what the node knows of it.
-pub(crate) struct Backup {
+/// Backup of a node at one memory server.
+struct Replica {
     commit: CommitWord,
     pages: Vec<u8>,
+}
+
+impl Replica {
+    fn new() -> Replica {
+        Replica { commit: CommitWord::default(), pages: vec![0; layout().pages() as usize * PAGE_BYTES] }
+    }
+}
+
+/// Backup of a node: what the memory servers have, and what is known of it.
+pub(crate) struct Backup {
+    replicas: Vec<Replica>,
+    /// Replicas that the writer uses.
+    used: BTreeSet<usize>,
+    /// Replicas that the first node knows to be lost, and whether it takes the backup over.
+    known_lost: BTreeSet<usize>,
+    is_taken_over: bool,
     log: BackupLog,
     stored: BTreeMap<u64, OwnerWord>,
     /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
@@ -238,7 +266,7 @@ fn take_of<T>(waits: &mut BTreeMap<u64, (u16, T)>, node: u16) -> Vec<T> {
 }
 
 impl Node {
-    pub(crate) fn new(id: u16, has_backup: bool) -> Node {
+    pub(crate) fn new(id: u16, replicas: usize) -> Node {
         let block = |next| Block { header: BlockHeader::Free { next: Colour(next) }, contents: EMPTY, version: None };
         let offsets = (1..=BLOCKS).map(|block| block * 4096);
         let blocks = offsets.clone().zip((0..).map(|index| if index < 2 { u16::MAX - 3 } else { 0 }));
@@ -268,9 +296,11 @@ impl Node {
             copies: BTreeMap::new(),
             promoted: BTreeMap::new(),
             outbox: BTreeMap::new(),
-            backup: has_backup.then(|| Backup {
-                commit: CommitWord::default(),
-                pages: vec![0; layout().pages() as usize * PAGE_BYTES],
+            backup: (replicas > 0).then(|| Backup {
+                replicas: (0..replicas).map(|_| Replica::new()).collect(),
+                used: (0..replicas).collect(),
+                known_lost: BTreeSet::new(),
+                is_taken_over: false,
                 log: BackupLog::new(layout(), CommitWord::default()),
                 stored: BTreeMap::new(),
                 locks: BTreeMap::new(),
@@ -409,11 +439,11 @@ impl Node {
         match message {
             Message::Fetch { word } => world.node(at).read_here(word).map(Answer::Contents).ok_or(Failure::Stale),
             Message::Free { word, drops } => free_at(world, at, word, drops),
-            Message::Spawn { number, is_scoped, roots, arguments, seed, depth } => {
+            Message::Spawn { number, is_scoped, roots, unused, arguments, seed, depth } => {
                 if is_scoped && !world.node(at).borrowers.admit(from, &roots) {
                     return Ok(Answer::Expelled);
                 }
-                start_task(world, at, Start { origin: from, number, is_scoped, roots, arguments, seed, depth });
+                start_task(world, at, Start { origin: from, number, is_scoped, roots, unused, arguments, seed, depth });
                 Ok(Answer::Done)
             }
             Message::Ended { number, outcome, loans } => {
@@ -434,13 +464,23 @@ impl Node {
                 }
                 Ok(Answer::Done)
             }
+            Message::ReplicaLost { replica } => {
+                let is_heard = backup_of(world, from, |it| {
+                    let is_heard = !it.is_taken_over;
+                    if is_heard {
+                        it.known_lost.insert(replica);
+                    }
+                    is_heard
+                });
+                Ok(if is_heard { Answer::Done } else { Answer::Expelled })
+            }
             Message::View { changes } => {
                 Node::learn(world, at, &changes);
                 Ok(Answer::Done)
             }
-            Message::Lock { word, ticket, mode } => {
+            Message::Lock { word, ticket, mode, may_borrow } => {
                 let ticket = HomeTicket { node: from, number: ticket };
-                Ok(ask_lock(world, at, word, ticket, mode).map_or(Answer::Waits, Answer::Lock))
+                Ok(ask_lock(world, at, word, ticket, mode, may_borrow).map_or(Answer::Waits, Answer::Lock))
             }
             Message::Unlock { word, ticket, end } => {
                 let ticket = HomeTicket { node: from, number: ticket };
@@ -601,19 +641,25 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
     let has_backup = world.node(node).backup.is_some();
     let mut lenders = Vec::new();
     if has_backup {
-        let commit = loop {
-            let word = world.at_server(FIRST, Kind::Fence, move |world| backup_of(world, node, |it| it.commit)).await;
-            if !world.has(Rule::TakenOverWithFence) {
-                break word;
+        let (replicas, lost) = backup_of(&world, node, |it| {
+            it.is_taken_over = true;
+            (it.replicas.len(), it.known_lost.clone())
+        });
+        let mut fenced = Vec::new();
+        for replica in (0..replicas).filter(|replica| !lost.contains(replica)) {
+            fenced.extend(fence(&world, node, replica).await.map(|word| (word.batch(), replica, word)));
+        }
+        fenced.sort_by_key(|(batch, replica, _)| (std::cmp::Reverse(*batch), *replica));
+        let mut image = None;
+        for (_, replica, commit) in fenced {
+            let read = move |world: &World| backup_of(world, node, |it| read_all(&it.replicas[replica], commit));
+            image = world.at_replica(FIRST, replica, Kind::Fence, read).await;
+            if image.is_some() {
+                break;
             }
-            let fenced = word.fenced().expect("nobody else takes it over");
-            if exchange(&world, FIRST, node, Kind::Fence, word, fenced).await == word {
-                break word;
-            }
-        };
-        let image = world.at_server(FIRST, Kind::Fence, move |world| backup_of(world, node, |it| read_all(it, commit)));
-        match image.await {
-            Some(Image { objects, locks, channels, mut messages }) => {
+        }
+        match image {
+            Some(Some(Image { objects, locks, channels, mut messages })) => {
                 let mut first = world.node(FIRST);
                 first.promoted.extend(objects.into_iter().map(|(word, contents)| (key(word), (word, contents))));
                 for (word, lock) in locks {
@@ -627,10 +673,12 @@ pub(crate) async fn take_over(world: Rc<World>, node: u16) {
                 drop(first);
                 world.seen.borrow_mut().promotions += 1;
             }
-            None => world.broken(FIRST, format!("the backup of node {node} is torn")),
+            Some(None) => world.broken(FIRST, format!("the backup of node {node} is torn")),
+            // The only server that has all of it cannot be reached.
+            None => world.is_backup_gone.set(true),
         }
     }
-    let host = has_backup.then_some(FIRST);
+    let host = (has_backup && !world.is_backup_gone.get()).then_some(FIRST);
     world.seen.borrow_mut().lenders += lenders.len() as u64;
     outlast_lenders(&world, FIRST, lenders);
     let mut changes = world.node(FIRST).view.clone();
@@ -654,7 +702,7 @@ struct Image {
 }
 
 /// Reads all batches that count. `None` if one is not whole.
-fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Image> {
+fn read_all(backup: &Replica, commit: CommitWord) -> Option<Image> {
     let mut reader = BackupReader::new(layout(), commit);
     let pages = |first: u64, count: u64| {
         let range = first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES;
@@ -675,24 +723,34 @@ fn read_all(backup: &mut Backup, commit: CommitWord) -> Option<Image> {
     })
 }
 
-async fn exchange(
-    world: &Rc<World>,
-    from: u16,
-    of: u16,
-    kind: Kind,
-    current: CommitWord,
-    new: CommitWord,
-) -> CommitWord {
-    let step = move |world: &World| {
+/// Sets the fence at a replica. Returns the commit word as it was; `None` if the replica cannot be reached.
+async fn fence(world: &Rc<World>, node: u16, replica: usize) -> Option<CommitWord> {
+    loop {
+        let read = move |world: &World| backup_of(world, node, |it| it.replicas[replica].commit);
+        let word = world.at_replica(FIRST, replica, Kind::Fence, read).await?;
+        if !world.has(Rule::TakenOverWithFence) {
+            return Some(word);
+        }
+        let fenced = word.fenced().expect("nobody else takes it over");
+        let exchange = exchange(node, replica, word, fenced);
+        if world.at_replica(FIRST, replica, Kind::Fence, exchange).await? == word {
+            return Some(word);
+        }
+    }
+}
+
+/// Returns the step of a server that exchanges a commit word.
+fn exchange(of: u16, replica: usize, current: CommitWord, new: CommitWord) -> impl FnOnce(&World) -> CommitWord {
+    move |world: &World| {
         backup_of(world, of, |backup| {
-            let found = backup.commit;
+            let commit = &mut backup.replicas[replica].commit;
+            let found = *commit;
             if found == current {
-                backup.commit = new;
+                *commit = new;
             }
             found
         })
-    };
-    world.at_server(from, kind, step).await
+    }
 }
 
 /// Waits until what was staged is stored (group commit).
@@ -745,29 +803,56 @@ async fn write_batch(world: &Rc<World>, at: u16) {
     };
     world.seen.borrow_mut().checkpoints += u64::from(place.is_checkpoint);
     let before = backup_of(world, at, |it| it.log.commit());
-    let mut written = Vec::new();
+    let used: Vec<usize> = backup_of(world, at, |it| it.used.iter().copied().collect());
+    let (mut written, mut lost) = (Vec::new(), BTreeSet::new());
     for (page, bytes) in (place.first_page..).zip(batch.seal(place).chunks(PAGE_BYTES)) {
-        let bytes = bytes.to_vec();
-        let step = move |world: &World| {
-            let start = page as usize * PAGE_BYTES;
-            backup_of(world, at, |it| it.pages[start..start + bytes.len()].copy_from_slice(&bytes));
-        };
-        written.push(world.start_at_server(at, Kind::Page, step).await);
-    }
-    if world.has(Rule::PagesBeforeCommit) {
-        for page in written {
-            page.wait(world).await;
+        for replica in used.iter().copied() {
+            let bytes = bytes.to_vec();
+            let step = move |world: &World| {
+                let start = page as usize * PAGE_BYTES;
+                backup_of(world, at, |it| {
+                    it.replicas[replica].pages[start..start + bytes.len()].copy_from_slice(&bytes);
+                });
+            };
+            written.push((replica, world.start_at_replica(at, replica, Kind::Page, step).await));
         }
     }
-    if exchange(world, at, at, Kind::Commit, before, place.commit).await != before {
+    if world.has(Rule::PagesBeforeCommit) {
+        for (replica, page) in written {
+            if page.wait(world).await.is_none() {
+                lost.insert(replica);
+            }
+        }
+    }
+    let mut exchanged = Vec::new();
+    for replica in used.iter().copied().filter(|replica| !lost.contains(replica)) {
+        let step = exchange(at, replica, before, place.commit);
+        exchanged.push((replica, world.start_at_replica(at, replica, Kind::Commit, step).await));
+    }
+    let mut is_fenced = false;
+    for (replica, word) in exchanged {
+        match word.wait(world).await {
+            Some(word) => is_fenced |= word != before,
+            None => drop(lost.insert(replica)),
+        }
+    }
+    if is_fenced {
         // Another node keeps its objects.
         world.seen.borrow_mut().fenced_writers += 1;
         world.die(at);
         world.alive(at).await;
     }
+    for replica in lost {
+        world.seen.borrow_mut().lost_replicas += 1;
+        backup_of(world, at, |it| it.used.remove(&replica));
+        if world.has(Rule::LostReplicasAreKnown) {
+            Box::pin(say(world, at, FIRST, Message::ReplicaLost { replica })).await;
+        }
+    }
     backup_of(world, at, |it| {
         if let Some((first, count)) = it.log.advance(place) {
-            it.pages[first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES].fill(0);
+            let unused = first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES;
+            it.replicas.iter_mut().for_each(|replica| replica.pages[unused.clone()].fill(0));
         }
         (it.done, it.is_writing) = (number, false);
     });
@@ -781,11 +866,18 @@ pub(crate) struct Here {
     pub(crate) loans: BTreeMap<LoanNumber, Option<LoanPlace>>,
     /// Roots of what the task was lent, and of what the values of its locks own.
     pub(crate) roots: BTreeSet<BorrowRoot>,
+    /// Those of them of which the task was lent nothing, and whether other things were lent under the lock.
+    pub(crate) unused: BTreeMap<BorrowRoot, bool>,
 }
 
 impl Here {
     pub(crate) fn new(world: &Rc<World>, node: u16) -> Here {
-        Here { world: world.clone(), node, loans: BTreeMap::new(), roots: BTreeSet::new() }
+        Here { world: world.clone(), node, loans: BTreeMap::new(), roots: BTreeSet::new(), unused: BTreeMap::new() }
+    }
+
+    /// Returns the roots of which the task was lent something.
+    pub(crate) fn borrowed(&self) -> impl Iterator<Item = &BorrowRoot> {
+        self.roots.iter().filter(|root| !self.unused.contains_key(root))
     }
 
     /// Returns the bytes of an object, wherever it is. Tells whether they are a copy.
@@ -891,8 +983,13 @@ impl Here {
         };
         let is_scoped = root.is_some();
         let roots = root.map(|root| self.roots.iter().copied().chain([root]).collect()).unwrap_or_default();
+        let unused = self.unused.clone();
         if to == self.node {
-            start_task(world, to, Start { origin: to, number, is_scoped: false, roots, arguments, seed, depth });
+            start_task(
+                world,
+                to,
+                Start { origin: to, number, is_scoped: false, roots, unused, arguments, seed, depth },
+            );
             return Some(slot);
         }
         if is_scoped {
@@ -903,7 +1000,10 @@ impl Here {
             world.node(self.node).joins.remove(&number);
             return None;
         }
-        match world.ask(self.node, to, Message::Spawn { number, is_scoped, roots, arguments, seed, depth }).await {
+        match world
+            .ask(self.node, to, Message::Spawn { number, is_scoped, roots, unused, arguments, seed, depth })
+            .await
+        {
             Ok(Answer::Expelled) => {
                 world.die(self.node);
                 world.alive(self.node).await;

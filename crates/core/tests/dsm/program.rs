@@ -1,7 +1,7 @@
 //! Random programs: tasks that borrow, lend further, own, and hand on, beside a twin of plain values.
 
 use crate::channels::drop_channel;
-use crate::locks::{end_use, make_locks};
+use crate::locks::{Hold, end_use, make_locks};
 use crate::node::{Contents, Here, TaskEnd, end_borrower, free};
 use crate::world::{FIRST, Failure, NODES, Rule, Slot, World};
 use farfield_core::dsm::{BlockRights, BorrowRoot, LoanNumber, LoanPlace, OwnerWord, word_of_lost_loan};
@@ -60,23 +60,26 @@ pub(crate) struct Start {
     pub(crate) is_scoped: bool,
     /// Roots of what is lent.
     pub(crate) roots: Vec<BorrowRoot>,
+    /// Those of them of which nothing was lent, and whether other things were lent under the lock.
+    pub(crate) unused: BTreeMap<BorrowRoot, bool>,
     pub(crate) arguments: Vec<Held>,
     pub(crate) seed: u64,
     pub(crate) depth: u64,
 }
 
 pub(crate) fn start_task(world: &Rc<World>, at: u16, start: Start) {
-    let Start { origin, number, is_scoped, roots, arguments, seed, depth } = start;
-    let here = Here { roots: roots.iter().copied().collect(), ..Here::new(world, at) };
-    let mut task = Task { here, random: fastrand::Rng::with_seed(seed), held: arguments, depth };
+    let Start { origin, number, is_scoped, roots, unused, arguments, seed, depth } = start;
+    let here = Here { roots: roots.iter().copied().collect(), unused, ..Here::new(world, at) };
+    let mut task = Task { here, random: fastrand::Rng::with_seed(seed), held: arguments, depth, unused: None };
     world.spawn(at, async move {
         let world = task.here.world.clone();
-        world.borrow_under(at, &task.here.roots, true);
+        let borrowed = task.here.borrowed().copied().collect();
+        world.borrow_under(at, &borrowed, true);
         for _ in 0..task.random.u8(1..5) {
             task.step().await;
         }
         let outcome = task.outcome();
-        world.borrow_under(at, &task.here.roots, false);
+        world.borrow_under(at, &borrowed, false);
         if is_scoped {
             end_borrower(&world, at, origin, &roots);
         }
@@ -92,7 +95,7 @@ pub(crate) fn start(world: &Rc<World>, is_over: Rc<Cell<bool>>) {
     }
     let here = Here::new(world, FIRST);
     let random = fastrand::Rng::with_seed(world.plan.seed ^ 0x5eed);
-    let mut root = Task { here, random, held: Vec::new(), depth: 2 };
+    let mut root = Task { here, random, held: Vec::new(), depth: 2, unused: None };
     world.spawn(FIRST, async move {
         for may_own in [false, true, false] {
             root.make(may_own);
@@ -129,6 +132,8 @@ struct Task {
     held: Vec<Held>,
     /// Levels of tasks that it may start.
     depth: u64,
+    /// Root of a lock that it has, and from which it has lent nothing.
+    unused: Option<BorrowRoot>,
 }
 
 impl Task {
@@ -154,9 +159,9 @@ impl Task {
     fn failed(&self, held: &Held, failure: Failure) {
         let is_allowed = match failure {
             Failure::Silent => self.here.world.plan.loss > 0 || !self.here.world.plan.faults.is_empty(),
-            Failure::NodeLost(_) => !self.here.world.plan.has_backups,
+            Failure::NodeLost(_) => !self.here.world.keeps_backups(),
             Failure::Lost => held.word().is_lost(),
-            Failure::Stale => false,
+            Failure::Stale | Failure::Borrowed => false,
         };
         if !is_allowed {
             self.here.world.broken(self.here.node, format!("{failure:?}: {held:?}"));
@@ -267,9 +272,14 @@ impl Task {
         }
     }
 
+    /// Returns whether the task was lent something of what a lock owns.
+    fn has_borrowed_under_lock(&self) -> bool {
+        self.here.borrowed().any(|root| root.lock().is_some())
+    }
+
     async fn step(&mut self) {
         // Who has borrowed under a lock reads and lends further; who has none may use one.
-        if self.here.roots.iter().any(|root| root.lock().is_some()) {
+        if self.has_borrowed_under_lock() {
             return match self.random.u8(..3) {
                 0 if self.depth > 0 => self.scope().await,
                 _ => self.look().await,
@@ -324,7 +334,7 @@ impl Task {
         let is_allowed = match failure {
             Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
             Failure::NodeLost(_) => true,
-            Failure::Lost | Failure::Stale => false,
+            Failure::Lost | Failure::Stale | Failure::Borrowed => false,
         };
         if !is_allowed {
             world.broken(self.here.node, format!("{failure:?}: a channel"));
@@ -369,7 +379,7 @@ impl Task {
                 empty = if self.held.len() > before { 0 } else { empty + 1 };
             }
         }
-        if world.plan.has_backups || world.plan.faults.is_empty() {
+        if world.keeps_backups() || world.plan.faults.is_empty() {
             world.check_arrivals(&sent);
         }
         self.held.drain(..).for_each(|held| free(&world, FIRST, held.word(), true));
@@ -383,8 +393,10 @@ impl Task {
         let world = &self.here.world;
         let is_allowed = match failure {
             Failure::Silent => world.plan.loss > 0 || !world.plan.faults.is_empty(),
-            Failure::NodeLost(_) => !world.plan.has_backups || !world.is_known(word),
+            Failure::NodeLost(_) => !world.keeps_backups() || !world.is_known(word),
             Failure::Lost => world.may_be_lost(word),
+            // Something was lent while the lock was held, so that the task may have borrowed what it owns.
+            Failure::Borrowed => self.here.unused.get(&BorrowRoot::of_lock(word)) == Some(&true),
             Failure::Stale => false,
         };
         if !is_allowed {
@@ -441,7 +453,7 @@ impl Task {
             let mut here = Here::new(&self.here.world, self.here.node);
             here.roots.insert(BorrowRoot::of_lock(word));
             let held = vec![Held { place, access: Access::Shared, may_own: false, twin }];
-            let mut reader = Task { here, random: self.random.fork(), held, depth: self.depth };
+            let mut reader = Task { here, random: self.random.fork(), held, depth: self.depth, unused: None };
             if reader.depth > 0 && reader.random.bool() {
                 // Tasks of this scope are borrowers as well.
                 Box::pin(reader.scope()).await;
@@ -470,6 +482,7 @@ impl Task {
     /// Runs tasks that borrow what this one has, and waits for them.
     async fn scope(&mut self) {
         let world = self.world();
+        let unused = self.unused_lock(true).await;
         let mut tasks: Vec<(u16, Vec<Held>)> =
             (0..self.random.usize(1..4)).map(|_| (self.random.u16(..NODES), Vec::new())).collect();
         let mut open: BTreeMap<LoanNumber, (usize, OwnerWord)> = BTreeMap::new();
@@ -490,6 +503,10 @@ impl Task {
                 tasks.iter_mut().filter(|_| self.random.bool()).for_each(|(_, lent)| lent.push(lend(Access::Shared)));
             }
         }
+        let unused = match unused {
+            None => self.unused_lock(false).await,
+            held => held,
+        };
         let depth = self.depth.saturating_sub(1);
         let mut started: Vec<(Slot<TaskEnd>, Vec<LoanNumber>, BorrowRoot)> = Vec::new();
         for (to, lent) in tasks {
@@ -501,6 +518,9 @@ impl Task {
             let root = BorrowRoot::of_task(self.here.node, world.node(self.here.node).number() & 0xffff_ffff);
             let root = world.root_of(root);
             started.extend(self.here.spawn(to, lent, Some(root), depth).await.map(|task| (task, numbers, root)));
+        }
+        if let Some(hold) = unused {
+            self.end_unused_lock(hold);
         }
         for (task, numbers, root) in started {
             match task.wait(&world).await {
@@ -524,6 +544,40 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Takes a lock for reading, or none, whose value lends nothing to the scope. If that is before the loans of the
+    /// scope, nobody knows but the task.
+    async fn unused_lock(&mut self, is_before: bool) -> Option<Hold> {
+        let world = self.world();
+        let locks = world.all_locks();
+        if locks.is_empty() || !world.plan.has_unused_locks || self.has_borrowed_under_lock() || self.random.bool() {
+            return None;
+        }
+        let word = locks[self.random.usize(..locks.len())];
+        match self.here.lock(word, LockMode::Shared).await {
+            Ok(hold) => {
+                let root = world.root_of(BorrowRoot::of_lock(word));
+                if (is_before || !world.has(Rule::LaterLocksAreNotLent)) && self.here.roots.insert(root) {
+                    self.here.unused.insert(root, is_before);
+                    self.unused = Some(root);
+                }
+                Some(hold)
+            }
+            Err(failure) => {
+                self.failed_lock(word, failure);
+                None
+            }
+        }
+    }
+
+    /// Gives a lock back from which nothing was lent.
+    fn end_unused_lock(&mut self, hold: Hold) {
+        if let Some(root) = self.unused.take() {
+            self.here.unused.remove(&root);
+            self.here.roots.remove(&root);
+        }
+        self.here.unlock(hold, None);
     }
 
     /// Takes a loan back.

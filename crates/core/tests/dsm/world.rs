@@ -48,6 +48,8 @@ pub(crate) enum Rule {
     StoredBeforeSent,
     /// A batch counts after all of its pages are there.
     PagesBeforeCommit,
+    /// The first node knows of a replica that is given up before anybody knows what is not stored there.
+    LostReplicasAreKnown,
     /// Whoever takes a backup over sets the fence.
     TakenOverWithFence,
     /// Who holds a lock is stored before it is told.
@@ -70,6 +72,10 @@ pub(crate) enum Rule {
     LentLocksAreStored,
     /// Who waits for borrowers waits for those of one root, and for no task that may wait for it.
     BorrowsHaveRoots,
+    /// Nothing is lent of what a lock owns that was taken after the last loan.
+    LaterLocksAreNotLent,
+    /// Who may have been lent something of what a lock owns does not wait for it if its lender is dead.
+    BorrowersAreTold,
     /// The answers of a channel to other nodes are stored until they have arrived.
     AnswersAreKept,
     /// Whoever asks a channel again is answered the same.
@@ -80,7 +86,7 @@ pub(crate) enum Rule {
     OlderViewsCatchUp,
 }
 
-pub(crate) const RULES: [Rule; 27] = [
+pub(crate) const RULES: [Rule; 30] = [
     Rule::BorrowsTakeColours,
     Rule::ColoursOutliveObjects,
     Rule::LentBlocksStay,
@@ -93,6 +99,7 @@ pub(crate) const RULES: [Rule; 27] = [
     Rule::LateFreesAreKnown,
     Rule::StoredBeforeSent,
     Rule::PagesBeforeCommit,
+    Rule::LostReplicasAreKnown,
     Rule::TakenOverWithFence,
     Rule::HoldersAreStored,
     Rule::GrantedObjectsAreStored,
@@ -104,6 +111,8 @@ pub(crate) const RULES: [Rule; 27] = [
     Rule::PromotedLocksOutlastBorrowers,
     Rule::LentLocksAreStored,
     Rule::BorrowsHaveRoots,
+    Rule::LaterLocksAreNotLent,
+    Rule::BorrowersAreTold,
     Rule::AnswersAreKept,
     Rule::AnswersAreGivenAgain,
     Rule::ReceivedValuesAreStored,
@@ -131,6 +140,7 @@ pub(crate) enum Kind {
     Outlast,
     Outlasted,
     View,
+    ReplicaLost,
     Lock,
     Unlock,
     Answered,
@@ -168,8 +178,14 @@ pub(crate) struct Plan {
     /// Messages of a thousand that are lost, or whose answers are.
     pub(crate) loss: u64,
     pub(crate) has_backups: bool,
+    /// Whether two memory servers keep each backup; from which boundary on one of them cannot be reached, and by which
+    /// node if not by any.
+    pub(crate) has_mirrors: bool,
+    pub(crate) cuts: Vec<(u64, usize, Option<u16>)>,
     /// Whether its tasks use locks.
     pub(crate) has_locks: bool,
+    /// Whether they hold locks while they start the tasks of a scope, which are lent nothing of what the locks own.
+    pub(crate) has_unused_locks: bool,
     /// Whether they send to channels.
     pub(crate) has_channels: bool,
     /// Whether nodes read each other's memory where it lies.
@@ -187,6 +203,8 @@ pub(crate) struct Seen {
     pub(crate) struck: BTreeSet<(Kind, Phase, Victim)>,
     pub(crate) promotions: u64,
     pub(crate) fenced_writers: u64,
+    /// Replicas of backups that their writers have given up.
+    pub(crate) lost_replicas: u64,
     /// Locks that were taken, and dead readers that somebody waited for who took a lock over.
     pub(crate) grants: u64,
     /// Values that have come out of channels.
@@ -209,6 +227,8 @@ pub(crate) enum Failure {
     Stale,
     /// It was lost with a borrower.
     Lost,
+    /// The lock waits for this task.
+    Borrowed,
 }
 
 pub(crate) struct World {
@@ -218,6 +238,8 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<RefCell<Node>>,
     pub(crate) locks: RefCell<Vec<LockTwin>>,
     pub(crate) channels: RefCell<ChannelTwins>,
+    /// Whether a node is gone whose backup nobody could take over.
+    pub(crate) is_backup_gone: Cell<bool>,
     now: Cell<u64>,
     order: Cell<u64>,
     events: RefCell<BTreeMap<(u64, u64), Action>>,
@@ -273,7 +295,8 @@ impl<T> Slot<T> {
 impl World {
     pub(crate) fn new(plan: Plan) -> Rc<World> {
         let random = RefCell::new(fastrand::Rng::with_seed(plan.seed));
-        let nodes = (0..NODES).map(|id| RefCell::new(Node::new(id, plan.has_backups && id != FIRST))).collect();
+        let replicas = |id| usize::from(plan.has_backups && id != FIRST) * (1 + usize::from(plan.has_mirrors));
+        let nodes = (0..NODES).map(|id| RefCell::new(Node::new(id, replicas(id)))).collect();
         Rc::new(World {
             plan,
             random,
@@ -281,6 +304,7 @@ impl World {
             nodes,
             locks: RefCell::default(),
             channels: RefCell::default(),
+            is_backup_gone: Cell::new(false),
             now: Cell::new(0),
             order: Cell::new(0),
             events: RefCell::default(),
@@ -289,6 +313,11 @@ impl World {
             current: Cell::new(0),
             violation: RefCell::default(),
         })
+    }
+
+    /// Returns whether what was handed over outlives its node.
+    pub(crate) fn keeps_backups(&self) -> bool {
+        self.plan.has_backups && !self.is_backup_gone.get()
     }
 
     pub(crate) fn has(&self, rule: Rule) -> bool {
@@ -523,31 +552,43 @@ impl World {
         slot.wait(self).await
     }
 
-    /// Has the memory server do something for a node, and waits until it has.
-    pub(crate) async fn at_server<T: 'static>(
-        self: &Rc<World>,
-        from: u16,
-        kind: Kind,
-        step: impl FnOnce(&World) -> T + 'static,
-    ) -> T {
-        self.start_at_server(from, kind, step).await.wait(self).await
+    /// Returns whether a node can reach a memory server.
+    fn reaches(&self, from: u16, replica: usize) -> bool {
+        let is_cut = |(boundary, server, node): &(u64, usize, Option<u16>)| {
+            *server == replica && node.is_none_or(|node| node == from) && self.seen.borrow().boundaries >= *boundary
+        };
+        !self.plan.cuts.iter().any(is_cut)
     }
 
-    /// Asks the memory server, and does not wait for its answer.
-    pub(crate) async fn start_at_server<T: 'static>(
+    /// Has a memory server do something for a node, and waits until it has. Returns `None` if it cannot be reached: it
+    /// may have done it.
+    pub(crate) async fn at_replica<T: 'static>(
         self: &Rc<World>,
         from: u16,
+        replica: usize,
         kind: Kind,
         step: impl FnOnce(&World) -> T + 'static,
-    ) -> Slot<T> {
+    ) -> Option<T> {
+        self.start_at_replica(from, replica, kind, step).await.wait(self).await
+    }
+
+    /// Asks a memory server, and does not wait for its answer.
+    pub(crate) async fn start_at_replica<T: 'static>(
+        self: &Rc<World>,
+        from: u16,
+        replica: usize,
+        kind: Kind,
+        step: impl FnOnce(&World) -> T + 'static,
+    ) -> Slot<Option<T>> {
         self.pass(kind, Phase::Leaves, from, None);
         self.alive(from).await;
         let slot = Slot::new();
         let answer = slot.clone();
         self.after(self.delay(), move |world| {
             world.pass(kind, Phase::Arrives, from, None);
-            let done = step(world);
+            let done = world.reaches(from, replica).then(|| step(world));
             world.pass(kind, Phase::Answered, from, None);
+            let done = done.filter(|_| world.reaches(from, replica));
             world.after_at(from, world.delay(), move |world| answer.put(world, done));
         });
         slot

@@ -174,8 +174,11 @@ impl LookedAfter {
 
     /// Takes over the backup of the node, which is gone, if it has one. Returns who keeps its objects.
     fn promote(&self, node: &ShareNode) -> Option<u16> {
-        let access = self.backups.of(self.id).filter(|_| !node.peers.is_backup_lost(self.id))?;
-        match access.open().and_then(|mut region| region.take_over()) {
+        let access = self.backups.of(self.id)?;
+        // From now on the node is not heard if it wants to go on without a server, or without a backup.
+        let lost = node.peers.begin_take_over(self.id)?;
+        let is_lost = |replica: u8| lost >> replica & 1 == 1;
+        match access.open_for_take_over(is_lost).and_then(|mut region| region.take_over()) {
             Ok(image) => {
                 node.promote(self.id, image);
                 Some(node.id.0)

@@ -4,14 +4,13 @@
 use super::beats::{LOOK_EVERY, LookedAfter, say_on};
 use super::others::{StartedNode, VARIABLE};
 use super::{Invitation, PROGRAM, build, say};
-use crate::backup::BackupAccess;
+use crate::backup::{BackupAccess, BackupSessions};
 use crate::message::ShareMessage;
 use crate::node::{NodeBuilder, Running, ShareNode, StartPoint, take_partitions};
 use crate::{NodeId, NodeStartError};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use farfield_core::dsm::{LaunchOrder, LaunchRole};
 use farfield_os::serving;
-use farfield_pool::Backend;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -38,7 +37,7 @@ pub(crate) struct Members {
 
 /// Regions in which the other nodes keep their backups. They are there as long as this process has them open.
 #[derive(Default)]
-pub(super) struct Backups(Vec<(BackupAccess, Arc<dyn Backend>)>);
+pub(super) struct Backups(Vec<(BackupAccess, BackupSessions)>);
 
 impl Backups {
     fn create(config: &NodeBuilder) -> Result<Arc<Backups>, NodeStartError> {

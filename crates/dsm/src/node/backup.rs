@@ -18,7 +18,7 @@
 use super::groups::{group_contents, visit_group};
 use super::{AtomicStep, NodeId, ShareNode};
 use crate::arena::ShareArena;
-use crate::backup::{BackupError, BackupRegion};
+use crate::backup::{BackupError, BackupRegion, LostReplica};
 use crate::message::ShareMessage;
 use crate::object::ObjectContents;
 use crate::ptr::MemberType;
@@ -60,6 +60,8 @@ struct BackupState {
     staged: u64,
     /// Number of the last batch that counts.
     done: u64,
+    /// Memory servers that keep the backup, and how many did at first.
+    replicas: (usize, usize),
     /// Right to write a batch: taken by one thread at a time.
     writer: Option<BackupWriter>,
     /// Why nothing is stored any more.
@@ -162,6 +164,7 @@ impl NodeBackup {
     /// Begins the backup of a node in a region.
     pub(crate) fn new(mut region: BackupRegion) -> Result<NodeBackup, BackupError> {
         let log = BackupLog::new(region.layout(), region.commit_word()?);
+        let replicas = region.replicas();
         let state = BackupState {
             stored: HashMap::new(),
             changed: HashMap::new(),
@@ -175,6 +178,7 @@ impl NodeBackup {
             collecting: 1,
             staged: 0,
             done: 0,
+            replicas: (replicas, replicas),
             writer: Some(BackupWriter { region, log }),
             ended: None,
         };
@@ -348,12 +352,13 @@ impl ShareNode {
         self.keeps_backups
     }
 
-    /// Returns how many bytes wait to be stored, and whether what is stored is of use; `None` without a
-    /// backup.
-    pub(super) fn backup_lag(&self) -> Option<(u64, bool)> {
+    /// Returns how many bytes wait to be stored, how many memory servers have what is stored, and how many did at
+    /// first; `None` without a backup.
+    pub(super) fn backup_lag(&self) -> Option<(u64, usize, usize)> {
         let state = self.backup.as_ref()?.lock();
         let bytes = if state.staged > 0 { state.batch.len() } else { 0 };
-        Some((bytes, state.ended.is_none()))
+        let (left, of) = state.replicas;
+        Some((bytes, if state.ended.is_none() { left } else { 0 }, of))
     }
 
     /// Sees to it that the next message leaves when these objects, and all that they own, are stored. They
@@ -506,8 +511,13 @@ impl ShareNode {
                 }),
                 None => Err(BackupError::TooSmall),
             };
-            let end = written.err().map(|error| self.end_backup(&error));
+            let end = match written {
+                Ok(()) => self.go_on_without(&writer.region.take_lost()),
+                Err(error) => Some(self.end_backup(&error)),
+            };
+            let left = writer.region.replicas();
             state = backup.lock();
+            state.replicas.0 = left;
             state.writer = Some(writer);
             state.done = number;
             if end.is_some() {
@@ -527,14 +537,30 @@ impl ShareNode {
             return BackupEnd::TakenOver;
         }
         crate::member::say(&format!("node {}: its backup is lost, and it goes on without: {error}", self.id));
+        self.say_lost(None).unwrap_or(BackupEnd::Lost)
+    }
+
+    /// Goes on without the replicas that have failed. The first process knows before any message leaves that follows
+    /// from what they have not stored. Returns why the backup ends, if it does.
+    fn go_on_without(&self, lost: &[LostReplica]) -> Option<BackupEnd> {
+        lost.iter().find_map(|LostReplica { number, url, error }| {
+            let node = self.id;
+            crate::member::say(&format!("node {node}: its backup goes on without {url}: {error}"));
+            self.say_lost(Some(*number))
+        })
+    }
+
+    /// Tells the first process that a replica of the backup is of no use, or all of it. Returns why the backup ends, if
+    /// that process has another say.
+    fn say_lost(&self, replica: Option<u8>) -> Option<BackupEnd> {
         loop {
-            match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost) {
+            match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost { replica }) {
                 Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
                 Err(unanswered) if matches!(unanswered.error, ShareError::Expelled { .. }) => {
-                    return BackupEnd::TakenOver;
+                    return Some(BackupEnd::TakenOver);
                 }
                 // Without the first process this one ends, too.
-                _ => return BackupEnd::Lost,
+                _ => return None,
             }
         }
     }

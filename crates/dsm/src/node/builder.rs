@@ -89,11 +89,11 @@ impl NodeBuilder {
     }
 
     /// Sets the memory server that keeps a backup of each node's objects, but for those of the first node:
-    /// `tcp://HOST:PORT` or `unix:PATH`. If a node dies, the first one keeps the objects that others own, as
-    /// they were handed over (`docs/design/dsm.md` says which). A message waits until what it hands over is
-    /// stored.
+    /// `tcp://HOST:PORT` or `unix:PATH`; or several of them, of which one has to be left: `mirror(URL,URL)`. If a
+    /// node dies, the first one keeps the objects that others own, as they were handed over
+    /// (`docs/design/dsm.md` says which). A message waits until what it hands over is stored.
     ///
-    /// Each backup takes up to three times the near memory of its node at the server.
+    /// Each backup takes up to three times the near memory of its node at each server.
     pub fn backup(mut self, url: impl Into<String>) -> NodeBuilder {
         self.backup = Some(url.into());
         self

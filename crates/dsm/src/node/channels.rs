@@ -27,6 +27,13 @@ struct HomeChannel {
     state: StoredChannel,
 }
 
+impl HomeChannel {
+    /// Returns whether no more requests of a node are kept.
+    fn is_full_for(&self, node: u16) -> bool {
+        self.queue.is_full_for(node) || self.state.is_full_for(node)
+    }
+}
+
 impl HomeChannels {
     fn lock(&self) -> MutexGuard<'_, HashMap<OwnerWord, HomeChannel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -105,6 +112,9 @@ impl ShareNode {
         if self.withdrawn().take(ticket) {
             return Some(WaitAnswer::Busy);
         }
+        if channel.is_full_for(ticket.node) {
+            return Some(WaitAnswer::TooMany);
+        }
         if !channel.queue.has_receiver() || value.len() as u64 != channel.state.value_bytes {
             return Some(WaitAnswer::Closed);
         }
@@ -156,6 +166,9 @@ impl ShareNode {
         }
         if self.withdrawn().take(ticket) {
             return Some(WaitAnswer::Busy);
+        }
+        if channel.is_full_for(ticket.node) {
+            return Some(WaitAnswer::TooMany);
         }
         channel.state.received_at = Some(ticket.node);
         // A node that is gone is told of when all has been received that it has sent.

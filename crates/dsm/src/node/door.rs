@@ -84,10 +84,10 @@ impl ShareNode {
                 self.learn(after, &changes);
                 Some(ShareReply::Done)
             }
-            ShareMessage::BackupLost => {
-                self.peers.lose_backup(sender);
-                Some(ShareReply::Done)
-            }
+            ShareMessage::BackupLost { replica } => match self.peers.lose_backup(sender, replica) {
+                true => Some(ShareReply::Done),
+                false => Some(ShareReply::Expelled(self.peers.expulsion(sender))),
+            },
             ShareMessage::Fetch { word, offset, bytes: size } => {
                 match self.read_for(OwnerWord::from_bits(word)?, offset, size) {
                     Some(contents) => {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::NodeBuilder;
     use crate::backup::BackupAccess;
-    use crate::message::{LockEnd, LockedType, NodeAddress, WaitAnswer};
+    use crate::message::{LockEnd, LockedType, NameRequest, NodeAddress, WaitAnswer};
     use crate::node::{AtomicStep, NodeBackup, Peers};
     use crate::task::TaskRefusal;
     use core::time::Duration;
@@ -198,7 +198,7 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: true, destructor: None };
         let messages = [
             ShareMessage::Fetch { word, offset: 0, bytes: 5 },
-            ShareMessage::Lock { word, ticket, mode: LockMode::Exclusive, may_wait: true, locked },
+            ShareMessage::Lock { word, ticket, mode: LockMode::Exclusive, may_wait: true, may_borrow: true, locked },
             ShareMessage::Unlock { word, ticket, end: LockEnd::Released(Some(vec![8; 8])) },
             ShareMessage::Atomic { word, step: AtomicStep::Add(1) },
             ShareMessage::Share { word, more: -1 },
@@ -208,6 +208,9 @@ mod tests {
             ShareMessage::Withdraw { word, ticket: 1 << 40 },
             ShareMessage::EndReceiver { word },
             ShareMessage::Answered { ticket, answer: WaitAnswer::Received(vec![8; 8]) },
+            ShareMessage::Name { name: "a", request: NameRequest::Find { types: 1, ticket: Some(ticket) } },
+            ShareMessage::Name { name: "b", request: NameRequest::Publish { word, types: 1, type_name: "u64" } },
+            ShareMessage::NameWaitEnded { ticket },
         ];
         let load = NodeLoad { stamp: 1, room: 1, waiting: 1 };
         let letter = |message| {
@@ -222,7 +225,7 @@ mod tests {
                 1 => bytes = (0..random.usize(..80)).map(|_| random.u8(..)).collect(),
                 // Sender, build, load and kind stay: a node of this build is believed to name its own code.
                 _ => {
-                    let at = random.usize(6..bytes.len());
+                    let at = random.usize(8..bytes.len());
                     bytes[at] = random.u8(..);
                 }
             }
@@ -332,6 +335,44 @@ mod tests {
         assert!(node.borrowers.lock().close(1, root, ticket));
     }
 
+    /// A node asks for a lock, and receives from a channel, again and again, and settles nothing.
+    #[test]
+    fn requests_of_others_that_are_kept_are_bounded() {
+        let (node, door) = door();
+        let most = farfield_core::dsm::REQUESTS_OF_NODE_MAX as u64;
+        let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
+        let mode = LockMode::Exclusive;
+        let word = node.store(&[8; 8]).unwrap();
+        let own = node.store(&[8; 8]).unwrap();
+        let channel = (word.bits(), own.bits());
+        let here = super::super::Here::at(&node);
+        let (_sender, receiver) = crate::channel::<u64>(&here, 1).unwrap();
+        let ends = receiver.owner_word().bits();
+        let reply = |message| {
+            let answer = ask(&door, BUILD, message).unwrap();
+            match reply_of(&answer) {
+                Some(ShareReply::Waits) => None,
+                Some(ShareReply::Answer(answer)) => Some(answer),
+                other => panic!("{other:?}"),
+            }
+        };
+        let lock =
+            |word, ticket| reply(ShareMessage::Lock { word, ticket, mode, may_wait: true, may_borrow: true, locked });
+        let receive = |ticket| reply(ShareMessage::Receive { word: ends, ticket, settled: 0, may_wait: true });
+        assert!(matches!(lock(channel.0, 0), Some(WaitAnswer::Granted { .. })));
+        for ticket in 1..=most {
+            assert!(lock(channel.0, ticket).is_none() && receive(ticket).is_none(), "{ticket}");
+        }
+        assert!(matches!(lock(channel.0, most + 1), Some(WaitAnswer::TooMany)));
+        assert!(matches!(receive(most + 1), Some(WaitAnswer::TooMany)));
+        // Other locks are others, and who has given up makes room.
+        assert!(matches!(lock(channel.1, most + 2), Some(WaitAnswer::Granted { .. })));
+        for word in [channel.0, ends] {
+            ask(&door, BUILD, ShareMessage::Cancel { word, ticket: 5 }).unwrap();
+        }
+        assert!(lock(channel.0, most + 3).is_none() && receive(most + 3).is_none());
+    }
+
     #[test]
     fn a_group_is_read_in_its_version_only() {
         type Pair = (u64, crate::TBox<[u64; 3]>);
@@ -384,7 +425,8 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap()
+            ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, may_borrow: false, locked })
+                .unwrap()
         };
         let unlock = |ticket, value| {
             let end = LockEnd::Released(Some(vec![value; 8]));
@@ -398,6 +440,24 @@ mod tests {
         assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
         assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
         assert!(matches!(reply_of(&lock(3)), Some(ShareReply::TakenOver)));
+    }
+
+    /// Node 1 wants to go on without a server, and then without a backup. Once that is taken over it must not.
+    #[test]
+    fn nothing_is_heard_of_a_backup_that_is_taken_over() {
+        let (node, door) = door_of(3);
+        let lose = |replica| match reply_of(&ask(&door, BUILD, ShareMessage::BackupLost { replica }).unwrap()) {
+            Some(ShareReply::Done) => true,
+            Some(ShareReply::Expelled(None)) => false,
+            other => panic!("{other:?}"),
+        };
+        assert!(lose(Some(2)) && lose(Some(0)));
+        assert_eq!(node.peers.begin_take_over(NodeId(1)), Some(0b101));
+        assert!(!lose(Some(1)) && !lose(None));
+        let (node, door) = door_of(3);
+        let lost = ask(&door, BUILD, ShareMessage::BackupLost { replica: None }).unwrap();
+        assert!(matches!(reply_of(&lost), Some(ShareReply::Done)));
+        assert_eq!((node.peers.begin_take_over(NodeId(1)), node.peers.begin_take_over(NodeId(2))), (None, Some(0)));
     }
 
     /// Node 1 has not been answered in time, and its withdrawals have overtaken what it had asked for.
@@ -416,7 +476,7 @@ mod tests {
         };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, locked })
+            answer(ShareMessage::Lock { word, ticket, mode, may_wait: true, may_borrow: false, locked })
         };
         let withdraw = |word: OwnerWord, ticket| answer(ShareMessage::Withdraw { word: word.bits(), ticket });
         assert!(withdraw(word, 7).is_none());
@@ -455,7 +515,12 @@ mod tests {
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
         let lock = |ticket| {
             let (word, mode) = (word.bits(), LockMode::Exclusive);
-            let answer = ask(&door, BUILD, ShareMessage::Lock { word, ticket, mode, may_wait: false, locked }).unwrap();
+            let answer = ask(
+                &door,
+                BUILD,
+                ShareMessage::Lock { word, ticket, mode, may_wait: false, may_borrow: false, locked },
+            )
+            .unwrap();
             match reply_of(&answer) {
                 Some(ShareReply::Answer(WaitAnswer::Granted { was_left, value })) => Some((was_left, value)),
                 Some(ShareReply::Answer(WaitAnswer::Busy)) => None,
@@ -572,6 +637,7 @@ mod tests {
             ticket: 7,
             mode: LockMode::Exclusive,
             may_wait: true,
+            may_borrow: false,
             locked,
         };
         let new = node.store(&[3; 8]).unwrap();

@@ -5,7 +5,7 @@ use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
 use crate::message::LockEnd;
 use crate::task::UsedLoan;
 use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::marker::PhantomData;
 use core::task::{Poll, Waker};
 use farfield_core::dsm::{BlockRights, BorrowRoot, OwnerWord};
@@ -31,6 +31,8 @@ pub struct Here<'n> {
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
     /// Locks that the task holds, by number of the wait. All scopes of the task share them.
     locks: Rc<RefCell<hashbrown::HashMap<u64, HeldLock>>>,
+    /// Number of the last lock that the task held when it lent something. All scopes of the task share it.
+    lent_with: Rc<Cell<u64>>,
     /// Roots of what the task was lent.
     roots: Arc<[BorrowRoot]>,
 }
@@ -71,6 +73,7 @@ impl<'n> Here<'n> {
             copies: RefCell::default(),
             loans: Rc::default(),
             locks: Rc::default(),
+            lent_with: Rc::default(),
             roots,
         }
     }
@@ -78,7 +81,8 @@ impl<'n> Here<'n> {
     /// Begins a scope within this one. What is read in it is kept as long as it only.
     pub fn enter(&self) -> Here<'_> {
         let (loans, locks, roots) = (self.loans.clone(), self.locks.clone(), self.roots.clone());
-        Here { copies: RefCell::default(), loans, locks, roots, ..*self }
+        let lent_with = self.lent_with.clone();
+        Here { copies: RefCell::default(), loans, locks, lent_with, roots, ..*self }
     }
 
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
@@ -269,11 +273,27 @@ impl<'n> Here<'n> {
         self.locks.borrow_mut().remove(&number);
     }
 
-    /// Returns the root of what a task is lent that this one starts in a scope, and all roots that this may have.
+    /// Records that the task lends something: it may lie under the locks that the task holds now.
+    pub(crate) fn note_loan(&self) {
+        // Locks that are taken later have greater numbers.
+        if let Some(last) = self.locks.borrow().keys().max() {
+            self.lent_with.set(self.lent_with.get().max(*last));
+        }
+    }
+
+    /// Returns whether the task may have been lent something of what a lock owns.
+    pub(crate) fn may_borrow_under(&self, lock: OwnerWord) -> bool {
+        self.roots.contains(&BorrowRoot::of_lock(lock))
+    }
+
+    /// Returns the root of what a task is lent that this one starts in a scope, and all roots that this may have: of
+    /// locks, those that this task held when it lent something last, and has still. Nothing can have been lent of what
+    /// a lock owns that was taken since, so nobody who waits for its borrowers waits for the task.
     pub(crate) fn lend(&self) -> (BorrowRoot, Arc<[BorrowRoot]>) {
         let root = self.node.next_root();
         let locks = self.locks.borrow();
-        let read = locks.values().filter(|held| held.may_lend).map(|held| BorrowRoot::of_lock(held.word));
+        let read = locks.iter().filter(|(number, held)| held.may_lend && **number <= self.lent_with.get());
+        let read = read.map(|(_, held)| BorrowRoot::of_lock(held.word));
         let all: BTreeSet<BorrowRoot> = self.roots.iter().copied().chain(read).chain([root]).collect();
         (root, all.into_iter().collect())
     }

@@ -16,8 +16,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct HomeLocks(Mutex<HashMap<OwnerWord, HomeLock>>);
 
+/// What is asked of a lock.
+#[derive(Clone, Copy)]
+pub(crate) struct LockWish {
+    pub(crate) mode: LockMode,
+    pub(crate) may_wait: bool,
+    /// Whether the task may have been lent something of what the lock owns.
+    pub(crate) may_borrow: bool,
+    /// Whether nobody has used the ticket before.
+    pub(crate) is_new: bool,
+}
+
 struct HomeLock {
     line: LockLine,
+    /// Those who wait and may have been lent something of what the lock owns.
+    borrowers: Vec<HomeTicket>,
     locked: LockedType,
     /// The last writer panicked, or was gone before it gave the lock back.
     was_left: bool,
@@ -36,6 +49,7 @@ impl HomeLock {
     fn free(locked: LockedType) -> HomeLock {
         HomeLock {
             line: LockLine::default(),
+            borrowers: Vec::new(),
             locked,
             was_left: false,
             is_lost: false,
@@ -70,14 +84,15 @@ impl ShareNode {
     pub(crate) fn ask_lock_here(
         &self,
         word: OwnerWord,
-        mode: LockMode,
+        wish: LockWish,
         locked: LockedType,
     ) -> Option<(u64, WaitAnswer)> {
         if self.host_of(word) != self.id {
             return None;
         }
         let number = self.waits.number();
-        let answer = self.ask_lock(word, HomeTicket { node: self.id.0, number }, mode, false, locked)?;
+        let wish = LockWish { may_wait: false, is_new: true, ..wish };
+        let answer = self.ask_lock(word, HomeTicket { node: self.id.0, number }, wish, locked)?;
         // Who waits has a place in the line, and somebody to tell.
         (!matches!(answer, WaitAnswer::Busy)).then_some((number, answer))
     }
@@ -87,8 +102,7 @@ impl ShareNode {
         &self,
         word: OwnerWord,
         ticket: HomeTicket,
-        mode: LockMode,
-        may_wait: bool,
+        wish: LockWish,
         locked: LockedType,
     ) -> Option<WaitAnswer> {
         let mut locks = self.locks.lock();
@@ -97,7 +111,7 @@ impl ShareNode {
         if !self.keeps(word) || self.peers.is_lost(NodeId(ticket.node)) {
             return Some(WaitAnswer::Closed);
         }
-        if self.withdrawn().take(ticket) {
+        if !wish.is_new && self.withdrawn().take(ticket) {
             return Some(WaitAnswer::Busy);
         }
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
@@ -107,16 +121,35 @@ impl ShareNode {
         if lock.is_lost {
             return Some(WaitAnswer::Lost);
         }
+        // Where so many wait, nobody has the lock at once.
+        if lock.line.is_full_for(ticket.node) && lock.line.held(ticket).is_none() {
+            return Some(WaitAnswer::TooMany);
+        }
         // Whoever asks again after the home has died may have been given the lock before.
-        if lock.line.held(ticket).is_some() || lock.line.ask(ticket, mode) {
+        if lock.line.held(ticket).is_some() || lock.line.ask(ticket, wish.mode) {
             self.note_change(word, lock, None);
             return Some(self.grant(word, lock, ticket));
         }
-        if !may_wait {
+        if !wish.may_wait {
             lock.line.leave(ticket);
             return Some(WaitAnswer::Busy);
         }
+        if wish.may_borrow {
+            if let Some(node) = self.dead_lender(lock) {
+                lock.line.leave(ticket);
+                return Some(WaitAnswer::Borrowed(node));
+            }
+            lock.borrowers.push(ticket);
+        }
         None
+    }
+
+    /// Returns the node of a reader of a lock that is gone, and that may have lent what the lock owns.
+    fn dead_lender(&self, lock: &HomeLock) -> Option<u16> {
+        let is_lender = |(ticket, mode): &(HomeTicket, LockMode)| {
+            *mode == LockMode::Shared && self.peers.is_lost(NodeId(ticket.node))
+        };
+        lock.line.holdings().find(is_lender).map(|(ticket, _)| ticket.node).filter(|_| lock.locked.owns_others)
     }
 
     /// Records in the backup who holds a lock, and its new value if it has one.
@@ -241,6 +274,7 @@ impl ShareNode {
             }
         }
         let mut turns = lock.line.leave(ticket);
+        lock.borrowers.retain(|waiter| *waiter != ticket && !turns.contains(waiter));
         if lock.is_lost {
             turns.extend(lock.line.dissolve());
         }
@@ -312,6 +346,17 @@ impl ShareNode {
         };
         let all = locks.iter().flat_map(of_node);
         let (lent, mut lost): (Vec<_>, Vec<_>) = all.partition(may_have_lent);
+        // Who waits and is among those who are waited for would wait for ever.
+        for word in lent.iter().map(|(_, word, _)| *word) {
+            let borrowers = locks.get_mut(&word).map(|lock| core::mem::take(&mut lock.borrowers));
+            for ticket in borrowers.into_iter().flatten() {
+                let is_waiting = |lock: &HomeLock| lock.line.has(ticket) && lock.line.held(ticket).is_none();
+                if locks.get(&word).is_some_and(is_waiting) && ticket.node != node {
+                    self.end_lock_in(&mut locks, word, ticket, LockEnd::Released(None));
+                    self.answer(ticket, WaitAnswer::Borrowed(node));
+                }
+            }
+        }
         self.outlast_lenders(lent.into_iter().map(|(_, word, ticket)| (word, ticket)));
         // Those that wait first, so that none of them has its turn.
         lost.sort_by_key(|(is_held, ..)| *is_held);

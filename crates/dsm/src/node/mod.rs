@@ -11,6 +11,7 @@ mod fetches;
 mod groups;
 mod here;
 mod locks;
+mod names;
 mod notice;
 mod outbox;
 mod peers;
@@ -47,8 +48,10 @@ pub(crate) use groups::GroupType;
 pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
+pub(crate) use locks::LockWish;
+use names::ProgramNames;
 use outbox::Outbox;
-pub(crate) use peers::{NoPlace, Peers};
+pub(crate) use peers::{NoPlace, Peers, Unanswered};
 use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
@@ -152,6 +155,7 @@ pub(crate) struct ShareNode {
     withdrawn: Mutex<WithdrawnTickets>,
     pub(crate) outbox: Outbox,
     locks: HomeLocks,
+    names: ProgramNames,
     channels: HomeChannels,
     counts: HomeCounts,
     spares: SpareShares,
@@ -207,6 +211,7 @@ impl ShareNode {
             withdrawn: Mutex::default(),
             outbox: Outbox::default(),
             locks: HomeLocks::default(),
+            names: ProgramNames::default(),
             channels: HomeChannels::default(),
             counts: HomeCounts::default(),
             spares: SpareShares::default(),
@@ -277,6 +282,7 @@ impl ShareNode {
         self.joins.lose(node);
         self.waits.lose(node);
         self.withdrawn().lose(node.0);
+        self.names.lose(node);
         self.lose_locks(node.0);
         self.lose_channels(node);
     }

@@ -2,6 +2,7 @@
 //! to a file without a path, which they find among the files that the process has open.
 
 use super::ShareNode;
+use super::names::NameRow;
 use super::waits::{WaitCause, WaitNote};
 use crate::NodeStartError;
 use crate::stats::NodeStats;
@@ -18,6 +19,8 @@ use std::thread::JoinHandle;
 const EVERY: Duration = Duration::from_millis(250);
 /// Most waits, and most locks that are waited for, in a notice.
 const WAITS_MAX: usize = 32;
+/// Most names in a notice.
+const NAMES_MAX: usize = 32;
 
 /// The thread that writes notices. It ends, and the notice with it, when this is dropped.
 pub(crate) struct NoticeThread(Option<(Sender<()>, JoinHandle<()>)>);
@@ -56,7 +59,7 @@ impl Drop for NoticeThread {
 
 fn publish(node: &ShareNode, file: BorrowedFd<'_>, title: &str) -> farfield_os::Result<()> {
     let mut text = format!("{title}at_ns {}\n{}", process::now_ns(), node.lines());
-    // The last lines are those of locks with many holders.
+    // The last lines are those of names, and of locks with many holders.
     let whole = text.get(..notice::TEXT_BYTES_MAX).and_then(|fits| fits.rfind('\n'));
     text.truncate(whole.map_or(text.len(), |end| end + 1));
     memfd::write_at(file, &notice::seal(&text), 0)
@@ -80,8 +83,10 @@ impl ShareNode {
                 object_bytes copy_bytes orphans late_frees backup_batches backup_bytes promoted_objects promoted_bytes;
             durations; lists
         );
-        if let Some((waiting_bytes, is_good)) = self.backup_lag() {
-            text += &format!("has_backup 1\nbackup_good {}\nbackup_waiting_bytes {waiting_bytes}\n", u8::from(is_good));
+        if let Some((waiting_bytes, left, of)) = self.backup_lag() {
+            text +=
+                &format!("has_backup 1\nbackup_good {}\nbackup_waiting_bytes {waiting_bytes}\n", u8::from(left > 0));
+            text += &format!("backup_servers {left}\nbackup_servers_at_first {of}\n");
         }
         let lost: Vec<_> = (0..self.peers.count()).filter(|node| self.peers.is_lost(super::NodeId(*node))).collect();
         text += &format!("lost_nodes {}\nview {}\n", join(&lost), self.peers.view());
@@ -91,12 +96,18 @@ impl ShareNode {
                 WaitCause::Task => ("task", 0),
                 WaitCause::Lock(word) => ("lock", word.bits()),
                 WaitCause::Channel(word) => ("channel", word.bits()),
+                WaitCause::Name => ("name", 0),
                 WaitCause::Answer => ("answer", 0),
             };
             let _ = writeln!(text, "wait_{index} {kind} {node} {} {word:x}", since.elapsed().as_millis());
         }
         for (index, (word, holders, waiters)) in self.locks.wanted().iter().take(WAITS_MAX).enumerate() {
             let _ = writeln!(text, "lock_{index} {:x} {waiters} {}", word.bits(), join(holders));
+        }
+        let (count, rows) = self.name_rows(NAMES_MAX);
+        let _ = writeln!(text, "names {count}");
+        for (index, NameRow { name, type_name, home, is_lost }) in rows.iter().enumerate() {
+            let _ = writeln!(text, "name_{index} {home} {} {name} {type_name}", u8::from(*is_lost));
         }
         text
     }

@@ -47,11 +47,21 @@ pub(crate) enum NoPlace {
     Ever(String),
 }
 
+/// What the first process knows of the backup of a node.
+#[derive(Default)]
+struct PeerBackup {
+    /// Replicas that are older than what others know, a bit each.
+    lost_replicas: u8,
+    /// All of them are.
+    is_lost: bool,
+    is_taken_over: bool,
+}
+
 #[derive(Default)]
 struct PeerNode {
     is_lost: AtomicBool,
-    /// The backup of the node is older than what others know.
-    is_backup_lost: AtomicBool,
+    /// What is known of the node's backup.
+    backup: Mutex<PeerBackup>,
     /// Load of the node, as it has told last.
     heard: AtomicU64,
     /// Load of this node, as that one was told last.
@@ -305,16 +315,26 @@ impl Peers {
         lock(&self.addresses).get(usize::from(node.0))?.as_ref()?.arena.clone()
     }
 
-    /// Records that the backup of a node is of no use.
-    pub(crate) fn lose_backup(&self, node: NodeId) {
-        if let Some(peer) = self.peers.get(usize::from(node.0)) {
-            peer.is_backup_lost.store(true, Ordering::Release);
+    /// Records that a replica of a node's backup is of no use, or all of them. Returns false if it is taken over
+    /// already: the node must not go on then.
+    pub(crate) fn lose_backup(&self, node: NodeId, replica: Option<u8>) -> bool {
+        let Some(peer) = self.peers.get(usize::from(node.0)) else { return false };
+        let mut backup = lock(&peer.backup);
+        if backup.is_taken_over {
+            return false;
         }
+        match replica {
+            Some(replica) => backup.lost_replicas |= 1u8.checked_shl(replica.into()).unwrap_or(0),
+            None => backup.is_lost = true,
+        }
+        true
     }
 
-    /// Returns whether a node has said that its backup is of no use.
-    pub(crate) fn is_backup_lost(&self, node: NodeId) -> bool {
-        self.peers.get(usize::from(node.0)).is_none_or(|peer| peer.is_backup_lost.load(Ordering::Acquire))
+    /// Begins to take over the backup of a node. Returns the replicas of no use, a bit each; `None` if all are.
+    pub(crate) fn begin_take_over(&self, node: NodeId) -> Option<u8> {
+        let mut backup = lock(&self.peers.get(usize::from(node.0))?.backup);
+        backup.is_taken_over = true;
+        (!backup.is_lost).then_some(backup.lost_replicas)
     }
 
     /// Returns whether a node is gone.

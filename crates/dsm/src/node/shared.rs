@@ -1,6 +1,7 @@
 //! What other nodes, and tasks of this one, ask of what this node keeps without an owner: locks,
 //! counts, atomic numbers and channels. Nothing here waits.
 
+use super::locks::LockWish;
 use super::{NodeId, ShareNode};
 use crate::message::{ShareMessage, ShareReply};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -48,8 +49,9 @@ impl ShareNode {
         let ticket = |number| HomeTicket { node: sender.0, number };
         let said = |answer: Option<_>| answer.map_or(ShareReply::Waits, ShareReply::Answer);
         Some(match message {
-            ShareMessage::Lock { word, ticket: number, mode, may_wait, locked } => {
-                said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), mode, may_wait, locked))
+            ShareMessage::Lock { word, ticket: number, mode, may_wait, may_borrow, locked } => {
+                let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
+                said(self.ask_lock(OwnerWord::from_bits(word)?, ticket(number), wish, locked))
             }
             ShareMessage::Unlock { word, ticket: number, end } => {
                 self.end_lock(OwnerWord::from_bits(word)?, ticket(number), end);
@@ -95,6 +97,11 @@ impl ShareNode {
             ShareMessage::OutlastBorrowers { of, root, ticket: number } => {
                 let is_none = self.borrowers.lock().close(of, BorrowRoot::from_bits(root), ticket(number));
                 if is_none { ShareReply::Done } else { ShareReply::Waits }
+            }
+            ShareMessage::Name { name, request } => self.serve_name(sender, name, &request)?,
+            ShareMessage::NameWaitEnded { ticket: number } => {
+                self.cancel_name(sender, number);
+                ShareReply::Done
             }
             ShareMessage::Answered { ticket: number, answer } => {
                 self.take_answer(number, answer);

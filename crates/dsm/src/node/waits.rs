@@ -5,25 +5,17 @@ use crate::message::{ShareMessage, ShareReply, WaitAnswer};
 use crate::node::AtomicStep;
 use crate::node::peers::Unanswered;
 use crate::{NodeId, ShareError};
-use core::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use farfield_core::dsm::{HomeTicket, OwnerWord, WithdrawnTickets};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Waits of a node for answers `T`, and what it knows about each.
-pub(crate) struct WaitTable<T: From<ShareError>, M = ()>(Mutex<OpenWaits<T, M>>);
-
-struct OpenWaits<T, M> {
-    last: u64,
-    slots: HashMap<u64, Arc<WaitSlot<T, M>>>,
-}
-
-impl<T, M> OpenWaits<T, M> {
-    fn next_number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
+pub(crate) struct WaitTable<T: From<ShareError>, M = ()> {
+    /// Number of the last wait.
+    last: AtomicU64,
+    slots: Mutex<HashMap<u64, Arc<WaitSlot<T, M>>>>,
 }
 
 /// Where an answer arrives.
@@ -38,44 +30,43 @@ pub(crate) struct WaitSlot<T, M = ()> {
 
 impl<T: From<ShareError>, M> Default for WaitTable<T, M> {
     fn default() -> Self {
-        WaitTable(Mutex::new(OpenWaits { last: 0, slots: HashMap::new() }))
+        WaitTable { last: AtomicU64::new(0), slots: Mutex::new(HashMap::new()) }
     }
 }
 
 impl<T: From<ShareError>, M> WaitTable<T, M> {
-    fn lock(&self) -> MutexGuard<'_, OpenWaits<T, M>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<WaitSlot<T, M>>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Expects an answer of a node. Returns the number of the wait, which is used once.
     pub(crate) fn expect(&self, node: NodeId, cause: WaitCause, about: M) -> (u64, Arc<WaitSlot<T, M>>) {
         let slot = Arc::new(WaitSlot::new(node, cause, about));
-        let mut waits = self.lock();
-        let number = waits.next_number();
-        waits.slots.insert(number, slot.clone());
+        let number = self.number();
+        self.lock().insert(number, slot.clone());
         (number, slot)
     }
 
-    /// Returns the number of a wait that is over before it begins.
+    /// Returns a number that no wait has: of one that is over before it begins.
     pub(crate) fn number(&self) -> u64 {
-        self.lock().next_number()
+        self.last.fetch_add(1, Relaxed) + 1
     }
 
     /// Returns where the answer of this number belongs, once.
     pub(crate) fn take(&self, number: u64) -> Option<Arc<WaitSlot<T, M>>> {
-        self.lock().slots.remove(&number)
+        self.lock().remove(&number)
     }
 
     /// Expects an answer of this number again, from another node.
     fn expect_again(&self, number: u64, node: NodeId, cause: WaitCause, about: M) -> Arc<WaitSlot<T, M>> {
         let slot = Arc::new(WaitSlot::new(node, cause, about));
-        self.lock().slots.insert(number, slot.clone());
+        self.lock().insert(number, slot.clone());
         slot
     }
 
     /// Records that another node will answer. Returns whether the answer is still waited for.
     pub(crate) fn expect_from(&self, number: u64, node: NodeId) -> bool {
-        self.lock().slots.get(&number).is_some_and(|slot| {
+        self.lock().get(&number).is_some_and(|slot| {
             slot.node.store(node.0, Relaxed);
             true
         })
@@ -83,7 +74,7 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
 
     /// Ends all waits for a node that is gone.
     pub(crate) fn lose(&self, node: NodeId) {
-        let lost: Vec<_> = self.lock().slots.extract_if(|_, slot| slot.node() == node).collect();
+        let lost: Vec<_> = self.lock().extract_if(|_, slot| slot.node() == node).collect();
         lost.into_iter().for_each(|(_, slot)| slot.lose());
     }
 }
@@ -91,8 +82,8 @@ impl<T: From<ShareError>, M> WaitTable<T, M> {
 impl<T: From<ShareError>, M> Drop for WaitTable<T, M> {
     /// Waits may outlive their program.
     fn drop(&mut self) {
-        let waits = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        waits.slots.values().for_each(|slot| slot.lose());
+        let waits = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
+        waits.values().for_each(|slot| slot.lose());
     }
 }
 
@@ -168,6 +159,8 @@ pub(crate) enum WaitCause {
     Lock(OwnerWord),
     /// A channel of a node.
     Channel(OwnerWord),
+    /// A value that gets a name.
+    Name,
     /// The answer of a node.
     Answer,
 }
@@ -389,6 +382,8 @@ impl ShareNode {
                 ShareReply::Waits => Some(ShareReply::Waits),
                 ShareReply::Number(number) => Some(ShareReply::Number(number)),
                 ShareReply::Answer(answer) => Some(ShareReply::Answer(answer)),
+                ShareReply::Word(word) => Some(ShareReply::Word(word)),
+                ShareReply::NameRefused(refusal) => Some(ShareReply::NameRefused(refusal)),
                 _ => None,
             });
         }

@@ -44,7 +44,12 @@ impl<T: Far> DArc<T> {
     pub fn new(here: &Here<'_>, value: T) -> Result<DArc<T>, ShareError> {
         let word = here.alloc(value)?.into_word();
         here.node().begin_count(word, ShippedCode::of_destructor::<T>(1));
-        Ok(DArc { word, object: PhantomData })
+        Ok(DArc::of_word(word))
+    }
+
+    /// Makes an owner that is counted already.
+    pub(crate) fn of_word(word: OwnerWord) -> DArc<T> {
+        DArc { word, object: PhantomData }
     }
 
     pub(crate) fn owner_word(&self) -> OwnerWord {
@@ -68,7 +73,7 @@ impl<T: Far> DArc<T> {
     /// most calls send no message.
     pub fn try_clone(&self, here: &Here<'_>) -> Result<DArc<T>, ShareError> {
         here.node().share(self.word).map_err(|unanswered| unanswered.error)?;
-        Ok(DArc { word: self.word, object: PhantomData })
+        Ok(DArc::of_word(self.word))
     }
 }
 

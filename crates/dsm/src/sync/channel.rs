@@ -148,6 +148,10 @@ impl<T: Far> Sender<T> {
         match answer {
             Ok((_, WaitAnswer::Sent)) => Ok(()),
             Ok((_, WaitAnswer::Busy | WaitAnswer::Full)) => Err(SendError::Full(value())),
+            Ok((_, WaitAnswer::TooMany)) => {
+                let error = ShareError::too_many_requests(NodeId::of(self.word));
+                Err(SendError::Share { error, value: Some(value()) })
+            }
             Ok(_) => Err(SendError::Closed(value())),
             Err(unanswered) => {
                 let value = (!unanswered.may_have_arrived).then(value);
@@ -197,6 +201,11 @@ impl<T: Far> core::fmt::Debug for Receiver<T> {
 }
 
 impl<T: Far> Receiver<T> {
+    #[cfg(test)]
+    pub(crate) fn owner_word(&self) -> OwnerWord {
+        self.word
+    }
+
     /// Receives the oldest value. Waits until there is one, and lends the place of the task meanwhile.
     pub fn recv(&self, here: &Here<'_>) -> Result<T, RecvError> {
         self.recv_limited(here, WaitLimit::Unlimited)?.ok_or(RecvError::Closed)
@@ -225,6 +234,7 @@ impl<T: Far> Receiver<T> {
                 Ok(Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }))
             }
             WaitAnswer::Busy => Ok(None),
+            WaitAnswer::TooMany => Err(ShareError::too_many_requests(NodeId::of(self.word)).into()),
             WaitAnswer::SenderGone(node) => Err(RecvError::SenderLost { node: NodeId(node) }),
             _ => Err(RecvError::Closed),
         }

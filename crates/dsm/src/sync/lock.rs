@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "values under locks are bytes in blocks")]
 
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
-use crate::node::{self, HeldLock, WaitCause, WaitLimit};
+use crate::node::{self, HeldLock, LockWish, WaitCause, WaitLimit};
 use crate::object::owned_by;
 use crate::task::code::{ShippedCode, initialise};
 use crate::{Far, FarGroup, Here, JoinError, NodeId, OwnedObject, Portable, ShareError};
@@ -51,14 +51,18 @@ impl<T: Far> LockedValue<T> {
             owns_others: needs_drop::<T>(),
             destructor: destructor.map(ShippedCode::reference),
         };
-        let (number, answer) = match here.node().ask_lock_here(word, mode, locked) {
+        let (may_wait, may_borrow) = (limit.may_wait(), here.may_borrow_under(word));
+        let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
+        let (number, answer) = match here.node().ask_lock_here(word, wish, locked) {
             Some(answered) => answered,
-            None => LockedValue::<T>::ask_home(here, word, mode, limit, locked)?,
+            None => LockedValue::<T>::ask_home(here, word, wish, limit, locked)?,
         };
         let (was_left, bytes) = match answer {
             WaitAnswer::Granted { was_left, value } => (was_left, value),
             WaitAnswer::Busy => return Ok(None),
             WaitAnswer::Lost => return Err(ShareError::Lost),
+            WaitAnswer::TooMany => return Err(ShareError::too_many_requests(self.home())),
+            WaitAnswer::Borrowed(node) => return Err(ShareError::Borrowed { node: NodeId(node) }),
             // It was not in the backup.
             _ if here.node().is_promoted(word) => return Err(ShareError::NodeLost { node: NodeId::of_home(word) }),
             _ => return Err(ShareError::Stale { node: self.home() }),
@@ -89,12 +93,12 @@ impl<T: Far> LockedValue<T> {
     fn ask_home(
         here: &Here<'_>,
         word: OwnerWord,
-        mode: LockMode,
+        wish: LockWish,
         limit: WaitLimit,
         locked: LockedType,
     ) -> Result<(u64, WaitAnswer), ShareError> {
-        let may_wait = limit.may_wait();
-        let request = |ticket| ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, locked };
+        let LockWish { mode, may_wait, may_borrow, .. } = wish;
+        let request = |ticket| ShareMessage::Lock { word: word.bits(), ticket, mode, may_wait, may_borrow, locked };
         here.node().wait_at_home(word, WaitCause::Lock, limit, request).map_err(|unanswered| unanswered.error)
     }
 
@@ -181,7 +185,8 @@ impl<T: Far> DMutex<T> {
     /// Takes the lock. Waits until all who came before have given it back, and lends the place of the
     /// task meanwhile.
     ///
-    /// Fails with `Lost` if a writer's node has died and the value may own objects, and with
+    /// Fails with `Borrowed` if a reader's node has died and may have lent this task what the value owns, with `Lost`
+    /// if a writer's node has died and the value may own objects, and with
     /// `NodeLost` as soon as the value's node is known to be gone and had no backup.
     pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
         let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;

@@ -75,7 +75,7 @@ fn erased<T: ?Sized>() -> TypeId {
 }
 
 /// Returns a hash of a type, which is the same in all processes of a build.
-fn types_of<T>() -> u128 {
+pub(crate) fn types_of<T>() -> u128 {
     struct TypeBytes(Vec<u8>);
     impl Hasher for TypeBytes {
         fn write(&mut self, bytes: &[u8]) {

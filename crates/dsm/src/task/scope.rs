@@ -67,6 +67,7 @@ pub struct TaskScope<'s, 'env: 's> {
 
 struct OpenTask {
     waiting: Arc<Waiting>,
+    /// Numbers of its mutable loans, in order.
     loans: Vec<u64>,
     /// Root of what the task may have borrowed.
     root: BorrowRoot,
@@ -100,12 +101,14 @@ impl core::fmt::Debug for TaskScope<'_, '_> {
 impl<'s, 'env> TaskScope<'s, 'env> {
     /// Lends an owner for reading, to as many tasks as one likes.
     pub fn lend<O: Owner>(&'s self, owner: &'env O) -> Lent<'s, O::Object> {
+        self.here.note_loan();
         let (word, extent) = owner.place();
         Lent { word, extent, object: PhantomData }
     }
 
     /// Lends an owner for writing, to one task.
     pub fn lend_mut<O: OwnerMut>(&'s self, owner: &'env mut O) -> LentMut<'s, O::Object> {
+        self.here.note_loan();
         let (lent, extent) = owner.place();
         let next = self.here.node().next_loan();
         let (owner, number) = match owner.parts() {
@@ -152,6 +155,7 @@ impl<'s, 'env> TaskScope<'s, 'env> {
     ) -> Result<ScopedHandle<'s, R>, ShareError> {
         let mut loans = Vec::new();
         arguments.visit_loans(&mut |number| loans.push(number));
+        loans.sort_unstable();
         if loans.len() > LOANS_MAX {
             return Err(ShareError::TooManyLoans { loans: loans.len(), most: LOANS_MAX });
         }
@@ -205,7 +209,8 @@ fn settle(here: &Here<'_>, open: &RefCell<HashMap<u64, OpenLoan>>, task: &OpenTa
             task.loans.iter().for_each(|number| lose(here, open, *number, true));
         }
         _ => {
-            for (number, used) in &end.loans {
+            // Another node cannot make this one keep what it was not lent.
+            for (number, used) in end.loans.iter().filter(|(number, _)| task.loans.binary_search(number).is_ok()) {
                 match used {
                     Some(used) => take_back(here, open, *number, *used),
                     None => lose(here, open, *number, false),

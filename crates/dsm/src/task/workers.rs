@@ -28,7 +28,7 @@ pub(crate) struct QueuedTask {
 /// Roots of the borrows that a task may have of the one that has started it; `None` if it can have none.
 pub(crate) type Borrows = Option<Arc<[BorrowRoot]>>;
 
-/// Most tasks of other nodes that wait at a node.
+/// Most tasks of other nodes at a node. Those that wait for something lend their places, but keep their threads.
 pub(crate) const TASKS_OF_OTHERS_MAX: u64 = 1 << 16;
 
 /// Refusal of a task of another node: what has not begun would be so much with it, and the most that it may be.
@@ -62,7 +62,7 @@ struct Queue {
     ending: usize,
     /// Tasks of these that may begin at another node.
     movable: usize,
-    /// Tasks of these that other nodes have sent, and their bytes.
+    /// Tasks of other nodes that have not ended, and the bytes of those that have not begun.
     of_others: u64,
     bytes_of_others: u64,
     /// Number of the last statement about the load.
@@ -82,10 +82,7 @@ impl Queue {
     fn take(&mut self, index: usize) -> Option<QueuedTask> {
         let task = self.tasks.remove(index)?;
         self.movable -= usize::from(task.may_move);
-        if let Some(bytes) = task.bytes_of_other {
-            self.of_others -= 1;
-            self.bytes_of_others -= bytes;
-        }
+        self.bytes_of_others -= task.bytes_of_other.unwrap_or(0);
         Some(task)
     }
 }
@@ -140,7 +137,8 @@ impl Workers {
         self.most
     }
 
-    /// Queues a task of another node, if those that have not begun take at most so many bytes with it.
+    /// Queues a task of another node, if there are not too many, and those that have not begun take at most so many
+    /// bytes with it.
     pub(crate) fn submit_of_other(
         &self,
         node: &Arc<ShareNode>,
@@ -199,6 +197,7 @@ impl Workers {
             }
             Err(error) if queue.busy == 0 => {
                 while let Some(task) = queue.take(0) {
+                    queue.of_others -= u64::from(task.bytes_of_other.is_some());
                     node.refuse_task(task, &error);
                 }
             }
@@ -216,8 +215,10 @@ impl Workers {
             let next = if queue.busy > self.most { None } else { queue.take(0) };
             if let Some(task) = next {
                 drop(queue);
+                let is_of_other = task.bytes_of_other.is_some();
                 node.run_task(task);
                 queue = self.lock();
+                queue.of_others -= u64::from(is_of_other);
                 continue;
             }
             queue.busy -= 1;

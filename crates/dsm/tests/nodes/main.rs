@@ -12,6 +12,7 @@ mod handover;
 mod history;
 mod linear;
 mod litmus;
+mod names;
 mod owners;
 mod placement;
 mod reads;
@@ -33,15 +34,19 @@ fn main() {
     let mut passed = 0;
     // The threads of a litmus test wait for each other, so all of them must run.
     let (_server, backup) = survival::memory_server();
+    let (_other, other) = survival::memory_server();
+    let mirror = format!("mirror({backup},{other})");
     let all = [
         (survival::TESTS, 2),
         (linear::SURVIVAL_TESTS, 2),
+        (names::SURVIVAL_TESTS, 2),
         (owners::TESTS, 2),
         (sync::TESTS, 2),
         (vectors::TESTS, 2),
         (groups::TESTS, 2),
         (reads::TESTS, 2),
         (placement::TESTS, 2),
+        (names::TESTS, 2),
         (&[("a_store_of_three_nodes_counts_as_threads_do", 3, key_value::compare)], 2),
         (litmus::TESTS, 4),
         (linear::TESTS, 4),
@@ -54,13 +59,20 @@ fn main() {
         // Copies come by messages, or objects are read in place: the deep tier tries both.
         let modes = [
             (false, true),
-            (true, *nodes > 1 && !support::COPIES_ONLY.contains(name) && (is_deep() || name.contains("random"))),
+            (
+                true,
+                *nodes > 1
+                    && !support::COPIES_ONLY.contains(name)
+                    && (is_deep() || name.contains("random") || name.contains("in_place")),
+            ),
         ];
         for (is_in_place, _) in modes.iter().filter(|(_, is_run)| *is_run) {
             let config = NodeBuilder::new().nodes(*nodes).near(support::NEAR_BYTES).workers(workers);
-            let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS);
+            let mut with_backup = survival::TESTS.iter().chain(linear::SURVIVAL_TESTS).chain(names::SURVIVAL_TESTS);
             let has_backup = with_backup.any(|(other, ..)| other == name);
-            let config = if has_backup { config.backup(&*backup) } else { config };
+            // The deep tier tries one memory server, and two.
+            let backup = if *is_in_place { &mirror } else { &backup };
+            let config = if has_backup { config.backup(&**backup) } else { config };
             let config = config.read_in_place(*is_in_place);
             let begun = Instant::now();
             let ended = farfield_dsm::run(&config, test).expect("the nodes start");
@@ -88,7 +100,9 @@ fn main() {
         println!("test backups_that_cannot_be_kept_are_refused ... ok");
         survival::nodes_go_on_without_their_backups();
         println!("test nodes_go_on_without_their_backups ... ok");
-        passed += 4;
+        survival::what_was_handed_over_outlives_a_node_and_a_server();
+        println!("test what_was_handed_over_outlives_a_node_and_a_server ... ok");
+        passed += 5;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
 }

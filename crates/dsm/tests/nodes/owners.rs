@@ -46,6 +46,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_scope_waits_for_tasks_that_a_dead_node_has_started", 4, a_scope_waits_for_tasks_that_a_dead_node_has_started),
     ("a_scope_waits_for_no_task_that_waits_for_it", 3, a_scope_waits_for_no_task_that_waits_for_it),
     ("a_lock_waits_for_those_to_whom_a_dead_reader_has_lent", 4, a_lock_waits_for_those_to_whom_a_dead_reader_has_lent),
+    ("nobody_waits_for_a_lock_that_waits_for_it", 4, nobody_waits_for_a_lock_that_waits_for_it),
 ];
 
 fn one_node_is_a_heap(here: &Here<'_>) -> Checked {
@@ -898,6 +899,69 @@ fn a_lock_waits_for_those_to_whom_a_dead_reader_has_lent(here: &Here<'_>) -> Che
     assert_eq!(ended.load(here)?, 1, "a task has borrowed what is written to");
     assert_eq!(*lock.get(here)?.read(here)?.get(here)?, 8);
     ends.join(here)??;
+    Ok(())
+}
+
+/// A lock that owns an object, what has become of a task that writes to it, and a signal that it has begun.
+type WrittenLock = (DRwLock<DBox<u64>>, DAtomic<u64>, DAtomic<u64>);
+
+/// Writes to a lock after the reader is dead that has started this task, or waits for it from now on.
+fn write_after_reader(here: &Here<'_>, shared: &DArc<WrittenLock>, waits_first: bool) -> Result<(), ShareError> {
+    const READER: NodeId = NodeId(1);
+    let (lock, result, begun) = shared.get(here)?;
+    begun.fetch_add(here, 1)?;
+    if !waits_first {
+        until(|| here.spawn_to(READER, (), |_, ()| ()).map(drop) == Err(ShareError::NodeLost { node: READER }));
+    }
+    let written = match lock.write(here) {
+        Ok(mut number) => {
+            *number.get_mut(here)? += 1;
+            1
+        }
+        Err(ShareError::Borrowed { node: READER }) => 2,
+        Err(_) => 3,
+    };
+    result.store(here, written)
+}
+
+/// A reader starts a task in a scope, and dies. The task writes to the lock. It is served if nothing was lent while the
+/// lock was held, and is told otherwise: the lock waits for whoever may have been lent what it owns.
+fn nobody_waits_for_a_lock_that_waits_for_it(here: &Here<'_>) -> Checked {
+    const READER: NodeId = NodeId(1);
+    let process = at(here, READER, (), |_, ()| std::process::id())?;
+    let mut all = Vec::new();
+    for (number, (is_before, waits_first)) in
+        [(false, false), (false, true), (true, false), (true, true)].iter().enumerate()
+    {
+        let made: WrittenLock =
+            (DRwLock::new(here, here.alloc(7u64)?)?, DAtomic::new(here, 0)?, DAtomic::new(here, 0)?);
+        let shared = DArc::new(here, made)?;
+        let arguments = (shared.try_clone(here)?, NodeId(2 + (number % 2) as u16), *is_before, *waits_first);
+        drop(here.spawn_to(READER, arguments, |here, (shared, to, is_before, waits_first)| {
+            let other = here.alloc(1u64)?;
+            let ended = scope(here, |s| {
+                let early = if is_before { None } else { Some(s.lend(&other)) };
+                let _guard = shared.get(here)?.0.read(here)?;
+                let lent = early.unwrap_or_else(|| s.lend(&other));
+                let arguments = (lent, shared.try_clone(here)?, waits_first);
+                let task = s.spawn_to(to, arguments, |here, (_, shared, waits_first)| {
+                    write_after_reader(here, &shared, waits_first)
+                })?;
+                task.join()
+            });
+            ended??
+        })?);
+        all.push((shared, if *is_before { 2 } else { 1 }));
+    }
+    until(|| all.iter().all(|(shared, _)| shared.get(here).and_then(|shared| shared.2.load(here)) == Ok(1)));
+    kill_process(process);
+    for (shared, expected) in &all {
+        let (lock, result, _) = shared.get(here)?;
+        until(|| result.load(here).expect("it is here") > 0);
+        assert_eq!(result.load(here)?, *expected);
+        *lock.write(here)?.get_mut(here)? += 10;
+        assert_eq!(*lock.read(here)?.get(here)?, if *expected == 1 { 18 } else { 17 });
+    }
     Ok(())
 }
 

@@ -38,6 +38,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_promoted_lock_waits_for_what_dead_readers_have_lent", 4, a_promoted_lock_waits_for_what_dead_readers_have_lent),
     ("random_locks_count_right_when_their_home_is_killed", 3, random_locks_count_right_when_their_home_is_killed),
     ("what_was_freed_is_not_kept", 2, what_was_freed_is_not_kept),
+    ("a_reader_in_place_meets_no_newer_version", 3, a_reader_in_place_meets_no_newer_version),
     ("promoted_objects_are_dropped_with_what_they_own", 3, promoted_objects_are_dropped_with_what_they_own),
     ("a_full_half_is_followed_by_all_objects", 2, a_full_half_is_followed_by_all_objects),
     ("random_loans_are_whole_when_their_node_is_killed", 3, random_loans_are_whole_when_their_node_is_killed),
@@ -304,6 +305,37 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
         assert_eq!(tree.get(here)?.sum(here)?, expected);
     }
     assert_eq!(own.get(here)?.lock(here)?.as_ref().expect("a tree").get(here)?.sum(here)?, 2016);
+    Ok(())
+}
+
+/// A node receives a value from its own channel, changes it in its block, and dies: it has told nobody, so the value is
+/// in the channel as it was sent. Another node has mapped the memory of the dead one, in which the newer version lies.
+fn a_reader_in_place_meets_no_newer_version(here: &Here<'_>) -> Checked {
+    type Ends = (Sender<DBox<[u64; 300]>>, Receiver<DBox<[u64; 300]>>);
+    const READER: NodeId = NodeId(2);
+    let (ends, other) = at(here, DEAD, (), |here, ()| {
+        let ends: DArc<Ends> = DArc::new(here, channel(here, 1)?)?;
+        assert!(ends.get(here)?.0.send(here, here.alloc([1; 300])?).is_ok());
+        Ok::<_, ShareError>((ends, here.alloc([7u64; 300])?))
+    })??;
+    let fetches = at(here, READER, (other,), |here, (other,)| {
+        assert_eq!(other.get(here), Ok(&[7; 300]));
+        here.stats().fetches
+    })?;
+    let changed = at(here, DEAD, (ends.try_clone(here)?,), |here, (ends,)| -> () {
+        let mut value = ends.get(here).unwrap().1.recv(here).unwrap();
+        value.get_mut(here).unwrap().fill(2);
+        assert_eq!(value.home(), DEAD, "it is changed where it was stored");
+        std::process::abort()
+    });
+    assert_eq!(changed, Err(LOST.into()));
+    let value = ends.get(here)?.1.recv(here).expect("nobody has received it");
+    // The message itself tells the reader who is gone.
+    let read =
+        at(here, READER, (value,), |here, (value,)| Ok::<_, ShareError>((*value.get(here)?, here.stats().fetches)));
+    let (read, fetches_since) = read??;
+    assert_eq!(read, [1; 300]);
+    assert_eq!(fetches_since, fetches + 1, "it comes from who keeps it since");
     Ok(())
 }
 
@@ -1243,6 +1275,32 @@ pub(crate) fn nodes_go_on_without_their_backups() {
     ended.expect("the nodes start").expect("a node lives");
 }
 
+/// Of two memory servers one dies before the node, and then what the other one keeps is there.
+pub(crate) fn what_was_handed_over_outlives_a_node_and_a_server() {
+    for lost in [0, 1] {
+        let [(one, one_url), (other, other_url)] = [memory_server(), memory_server()];
+        let (first, last) = if lost == 0 { (one, other) } else { (other, one) };
+        let url = format!("mirror({one_url},{other_url})");
+        let config = NodeBuilder::new().nodes(3).near(NEAR_BYTES).workers(2).backup(url);
+        let ended = run(&config, |here| -> Checked {
+            let before = at(here, DEAD, (), |here, ()| here.alloc([1u64; 200]))??;
+            let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, 5u64)?))??;
+            first.shutdown(Duration::ZERO);
+            let after = at(here, DEAD, (), |here, ()| here.alloc([2u64; 200]))??;
+            *lock.get(here)?.lock(here)? += 1;
+            kill(here)?;
+            assert_eq!((before.get(here)?[7], after.get(here)?[7], *lock.get(here)?.lock(here)?), (1, 2, 6));
+            // Another node of the same program goes on with what is left, and without it.
+            let there = at(here, NodeId(2), (), |here, ()| here.alloc(3u64))??;
+            last.shutdown(Duration::ZERO);
+            let more = at(here, NodeId(2), (), |here, ()| here.alloc(4u64))??;
+            assert_eq!((*there.get(here)?, *more.get(here)?), (3, 4));
+            Ok(())
+        });
+        ended.expect("the nodes start").expect("a node lives");
+    }
+}
+
 /// A backup is refused where it cannot be kept, before the program begins.
 pub(crate) fn backups_that_cannot_be_kept_are_refused() {
     let (_server, url) = memory_server();
@@ -1251,7 +1309,9 @@ pub(crate) fn backups_that_cannot_be_kept_are_refused() {
         let error = run(&config, |_| ()).expect_err("it cannot be kept").to_string();
         assert!(error.contains(advice), "{error}");
     };
-    refused(&format!("mirror({url}, {url})"), "one memory server");
+    refused(&format!("mirror({url}, {url})"), "different memory servers");
+    refused(&format!("mirror({url})"), "2 to 8 memory servers");
+    refused(&format!("mirror({url}, ram:)"), "one memory server");
     refused("ram:", "one memory server");
     refused("tcp://127.0.0.1:1", "tcp://127.0.0.1:1");
     refused("nonsense", "nonsense");
