@@ -21,7 +21,7 @@ pub(crate) struct ClusterArgs {
 
 #[derive(Subcommand, Debug)]
 enum ClusterCommand {
-    Init(InitArgs),
+    Init(Box<InitArgs>),
     Users(users::UsersArgs),
 }
 
@@ -73,10 +73,10 @@ Then start `farfield agent` on each node and `farfield gate slurm` beside slurmc
 /// Runs a command about a cluster.
 pub(crate) fn run(args: ClusterArgs) -> anyhow::Result<()> {
     match args.command {
-        ClusterCommand::Init(InitArgs { scheduler: Some(InitScheduler::Kubernetes(args)), .. }) => {
-            kubernetes::init(&args)
-        }
-        ClusterCommand::Init(args) => init(&args),
+        ClusterCommand::Init(args) => match &args.scheduler {
+            Some(InitScheduler::Kubernetes(args)) => kubernetes::init(args),
+            None => init(&args),
+        },
         ClusterCommand::Users(args) => users::run(&args),
     }
 }
