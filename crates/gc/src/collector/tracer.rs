@@ -96,7 +96,7 @@ pub(super) struct Tracer<'a> {
 
 /// Place in which an object lies.
 #[derive(Clone, Copy)]
-struct ObjectPlace {
+struct UnitPlace {
     unit: UnitId,
     /// Bytes from the object's header to the end of the unit.
     room: usize,
@@ -595,7 +595,7 @@ impl<'a> Tracer<'a> {
         scope: &SpaceScope<'_>,
         entry: u32,
         at: EntryWord,
-        ObjectPlace { unit, room, .. }: ObjectPlace,
+        UnitPlace { unit, room, .. }: UnitPlace,
     ) -> Result<(), GcError> {
         let base = self.bring(scope, at.page())?;
         self.occupy(entry, unit, at)?;
@@ -619,7 +619,7 @@ impl<'a> Tracer<'a> {
         &mut self,
         entry: u32,
         at: EntryWord,
-        ObjectPlace { unit, room, .. }: ObjectPlace,
+        UnitPlace { unit, room, .. }: UnitPlace,
     ) -> Result<(), GcError> {
         self.occupy(entry, unit, at)?;
         let first = usize::from(at.card()) * CARD_BYTES;
@@ -639,13 +639,13 @@ impl<'a> Tracer<'a> {
     }
 
     /// Returns the place in which an object lies, as its entry says.
-    fn place_of(&self, entry: u32, at: EntryWord) -> Result<ObjectPlace, GcError> {
+    fn place_of(&self, entry: u32, at: EntryWord) -> Result<UnitPlace, GcError> {
         let found = self.old.unit_of(at.page()).and_then(|id| Some((id, self.old.get(id.0)?)));
         match found {
             Some((id, region)) if at.is_used() && region.page(id.1) == at.page() => match region.purpose {
                 UnitPurpose::Objects { pages } => {
                     let room = pages as usize * PAGE_BYTES - usize::from(at.card()) * CARD_BYTES;
-                    Ok(ObjectPlace { unit: id, room, is_in_page: pages == 1 })
+                    Ok(UnitPlace { unit: id, room, is_in_page: pages == 1 })
                 }
                 UnitPurpose::Entries => Err(GcError::Damaged { entry, what: "it lies in a page of entries" }),
             },
