@@ -93,7 +93,7 @@ fn reasons_are_the_same_on_all_nodes_of_a_kind() {
     assert!(huge.failed_and_unresolvable_nodes["a"].contains("even if nothing else runs"));
     let no_pool = GateRules { pool_bytes: None, ..rules(0) };
     let silent = books.filter(&asks(&new, &["a"]), no_pool, 100).unwrap();
-    assert!(silent.failed_and_unresolvable_nodes["a"].contains("no memory server answers"));
+    assert!(silent.failed_and_unresolvable_nodes["a"].contains("a memory server does not answer"));
 }
 
 #[test]
