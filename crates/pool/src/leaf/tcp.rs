@@ -252,6 +252,9 @@ pub(crate) struct TcpLane {
     /// Time at which the first operation was submitted since the lane was polled; those after it
     /// get the same time.
     submitted: Option<Moment>,
+    /// A wait has polled in vain, and since then nothing was submitted and nothing has come. Then the
+    /// next waits sleep at once: where threads wait for a processor, the server gets it.
+    has_polled: bool,
     dead: Option<PoolError>,
 }
 
@@ -282,6 +285,7 @@ impl TcpLane {
             large_reads: 0,
             ended: VecDeque::with_capacity(SLOTS as usize),
             submitted: None,
+            has_polled: false,
             dead: None,
         }
     }
@@ -701,6 +705,7 @@ impl Lane for TcpLane {
             }
         };
         let background = priority == Priority::Background;
+        self.has_polled = false;
         let now = *self.submitted.get_or_insert_with(|| Moment(now_ns()));
         // There is a free slot: fewer than all are in flight.
         let taken = self.conversation.submit(now, call, background, deadline, Carried { tag, buffer });
@@ -733,10 +738,12 @@ impl Lane for TcpLane {
         self.submitted = None;
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
+        let spin = if self.has_polled { 0 } else { SPIN.as_nanos() as u64 };
+        let spin_until = limit.min(start + spin);
         loop {
             let now = self.work();
             if self.has_ended() || self.in_flight() == 0 {
+                self.has_polled = false;
                 return;
             }
             if now >= limit {
@@ -750,6 +757,7 @@ impl Lane for TcpLane {
                 }
                 continue;
             }
+            self.has_polled = true;
             let (fd, events, until) = self.sleeps_on();
             let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
             if !self.connection.is_joined() {
