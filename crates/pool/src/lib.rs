@@ -20,6 +20,7 @@ pub mod conformance;
 mod contract;
 mod dirty_chunks;
 mod leaf;
+mod polling;
 mod redundant;
 mod table;
 #[cfg(test)]

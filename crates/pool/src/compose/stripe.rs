@@ -6,6 +6,7 @@
 //! copy.
 
 use crate::contract::backend::{check_range, hand_over};
+use crate::polling::Polling;
 use crate::{
     Backend, Buffer, CloneTicket, Completion, Deal, Health, Lane, LaneRequest, Mapped, Op, PoolError, Priority,
     Protection, ScrubStats,
@@ -25,8 +26,6 @@ const PART_BUFFERS: usize = 32;
 const SLOTS: usize = 256;
 /// Greatest number of parts of one lane at its members at a time.
 const PARTS: usize = 512;
-/// Time that a waiting lane polls all members before it sleeps at one.
-const SPIN: Duration = Duration::from_micros(50);
 /// Time that it sleeps at one member before it looks at the others.
 const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
@@ -80,6 +79,7 @@ impl Backend for StripeBackend {
             arrived: Vec::with_capacity(64),
             ended: VecDeque::with_capacity(SLOTS),
             next_lane: 0,
+            polling: Polling::default(),
         }))
     }
 
@@ -193,6 +193,7 @@ struct StripeLane {
     arrived: Vec<Completion>,
     ended: VecDeque<Completion>,
     next_lane: usize,
+    polling: Polling,
 }
 
 impl StripeLane {
@@ -395,6 +396,7 @@ impl Lane for StripeLane {
         if self.in_flight() >= SLOTS {
             return Err(request);
         }
+        self.polling.renew();
         self.queued.push_back(request);
         if self.queued.len() == 1 {
             self.start();
@@ -412,16 +414,19 @@ impl Lane for StripeLane {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        let limit = now_ns().saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(now_ns() + SPIN.as_nanos() as u64);
+        let start = now_ns();
+        let limit = start.saturating_add(timeout.as_nanos() as u64);
         loop {
             self.work();
-            let now = now_ns();
-            if !self.ended.is_empty() || self.in_flight() == 0 || now >= limit {
+            if !self.ended.is_empty() || self.in_flight() == 0 {
+                self.polling.renew();
                 return;
             }
-            if now < spin_until {
-                core::hint::spin_loop();
+            let now = now_ns();
+            if now >= limit {
+                return;
+            }
+            if self.polling.goes_on(start, now) {
                 continue;
             }
             // Sleep at one busy member, another each time, so that a silent one delays the others

@@ -12,6 +12,7 @@
 use crate::contract::calls;
 use crate::leaf::connection::{ServerSession, SessionConnection};
 use crate::leaf::request_slab::{RequestSlab, UnissuedNumber};
+use crate::polling::Polling;
 use crate::{CallChannel, CallEnd, CallFailure, FarCall, PoolError};
 use core::ops::Range;
 use core::time::Duration;
@@ -24,10 +25,6 @@ use farfield_os::{Errno, net};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Time that a waiting channel polls before it sleeps; equal to that of a lane.
-const SPIN: Duration = Duration::from_micros(50);
-/// Time after which a polling channel yields the core between two polls.
-const YIELD_AFTER: Duration = Duration::from_micros(12);
 /// Size of the receive buffer: one of the longest answers and the beginning of the next.
 const INBOX_BYTES: usize = HEADER_BYTES + CallBody::ANSWER_BYTES_MAX + 8 * 1024;
 
@@ -57,6 +54,7 @@ pub struct CallLane {
     /// Range of the inbox that was received and not yet used.
     unread: Range<usize>,
     ended: VecDeque<CallEnd>,
+    polling: Polling,
     dead: Option<PoolError>,
 }
 
@@ -94,6 +92,7 @@ impl CallLane {
             inbox: vec![0; INBOX_BYTES].into_boxed_slice(),
             unread: 0..0,
             ended: VecDeque::new(),
+            polling: Polling::default(),
             dead: None,
         })
     }
@@ -118,6 +117,7 @@ impl CallChannel for CallLane {
             self.ended.push_back(CallEnd { tag, result: Err(CallFailure::Pool(error)), steps: 0 });
             return Ok(());
         }
+        self.polling.renew();
         let request = Request::Call { region: self.region, steps_max, call: body };
         let now = *self.now.get_or_insert_with(now_ns);
         let until = now.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
@@ -144,16 +144,16 @@ impl CallChannel for CallLane {
     fn wait(&mut self, timeout: Duration) {
         let start = now_ns();
         let limit = start.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
             let now = self.work();
-            if !self.ended.is_empty() || self.pending.is_empty() || now >= limit {
+            if !self.ended.is_empty() || self.pending.is_empty() {
+                self.polling.renew();
                 return;
             }
-            if now < spin_until {
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    farfield_os::process::yield_now();
-                }
+            if now >= limit {
+                return;
+            }
+            if self.polling.goes_on(start, now) {
                 continue;
             }
             let sleep = Duration::from_nanos(limit.min(self.soonest).saturating_sub(now));

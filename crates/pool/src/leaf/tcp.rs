@@ -7,6 +7,7 @@
 
 use crate::contract::backend::{check_range, hand_over};
 use crate::leaf::connection::{ServerSession, SessionConnection};
+use crate::polling::Polling;
 use crate::{
     Backend, Buffer, CallChannel, CallLane, CloneTicket, Completion, Health, Lane, LaneRequest, Op, PoolError,
     Priority, Share,
@@ -41,10 +42,6 @@ const INBOX_BYTES: usize = 64 * 1024;
 const PEEK_BYTES: usize = 1024;
 /// Reads of at least this many pages count as large.
 const LARGE_PAGES: u32 = 4;
-/// Time that a waiting lane polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
-/// Time after which a polling lane yields the core between two polls.
-const YIELD_AFTER: Duration = Duration::from_micros(12);
 
 const _: () = assert!(INBOX_BYTES > HEADER_BYTES + read_prefix_bytes(wire::BATCH_PAGES_LIMIT, wire::BATCH_PAGES_LIMIT));
 
@@ -252,9 +249,7 @@ pub(crate) struct TcpLane {
     /// Time at which the first operation was submitted since the lane was polled; those after it
     /// get the same time.
     submitted: Option<Moment>,
-    /// A wait has polled in vain, and since then nothing was submitted and nothing has come. Then the
-    /// next waits sleep at once: where threads wait for a processor, the server gets it.
-    has_polled: bool,
+    polling: Polling,
     dead: Option<PoolError>,
 }
 
@@ -285,7 +280,7 @@ impl TcpLane {
             large_reads: 0,
             ended: VecDeque::with_capacity(SLOTS as usize),
             submitted: None,
-            has_polled: false,
+            polling: Polling::default(),
             dead: None,
         }
     }
@@ -705,7 +700,7 @@ impl Lane for TcpLane {
             }
         };
         let background = priority == Priority::Background;
-        self.has_polled = false;
+        self.polling.renew();
         let now = *self.submitted.get_or_insert_with(|| Moment(now_ns()));
         // There is a free slot: fewer than all are in flight.
         let taken = self.conversation.submit(now, call, background, deadline, Carried { tag, buffer });
@@ -738,26 +733,18 @@ impl Lane for TcpLane {
         self.submitted = None;
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin = if self.has_polled { 0 } else { SPIN.as_nanos() as u64 };
-        let spin_until = limit.min(start + spin);
         loop {
             let now = self.work();
             if self.has_ended() || self.in_flight() == 0 {
-                self.has_polled = false;
+                self.polling.renew();
                 return;
             }
             if now >= limit {
                 return;
             }
-            if now < spin_until {
-                // This is longer than a round trip takes: perhaps the server waits for this very
-                // core.
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    farfield_os::process::yield_now();
-                }
+            if self.polling.goes_on(start, now) {
                 continue;
             }
-            self.has_polled = true;
             let (fd, events, until) = self.sleeps_on();
             let sleep = Duration::from_nanos(limit.min(until).saturating_sub(now));
             if !self.connection.is_joined() {

@@ -513,6 +513,7 @@ impl<S: Scheme> Lane for RedundantLane<S> {
             return Err(request);
         }
         let Some(index) = self.free_operations.pop() else { return Err(request) };
+        self.members.polling.renew();
         let LaneRequest { tag, priority, deadline, op } = request;
         let (page, count) = op.range();
         let result = check_range((page, count), self.table.region_pages(), self.table.members[0].server)

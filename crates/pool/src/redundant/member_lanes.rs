@@ -1,5 +1,6 @@
 //! Lanes to the members (mirror, ec) that a composed lane works through, and how it waits for them.
 
+use crate::polling::Polling;
 use crate::redundant::members::MemberLane;
 use crate::redundant::rejoin::LaneMailbox;
 use crate::{Completion, Lane};
@@ -9,11 +10,7 @@ use farfield_core::MemberSet;
 use farfield_os::process::now_ns;
 use std::sync::Arc;
 
-/// Times of a waiting lane: it polls all members for `SPIN` before it sleeps, yields the core
-/// between two polls after `YIELD_AFTER`, and sleeps at one member for `SLEEP_SLICE` before it
-/// looks at the others.
-const SPIN: Duration = Duration::from_micros(50);
-const YIELD_AFTER: Duration = Duration::from_micros(12);
+/// Time that a waiting lane sleeps at one member before it looks at the others.
 pub(crate) const SLEEP_SLICE: Duration = Duration::from_micros(200);
 
 /// Lanes to the members that this lane is connected to.
@@ -23,6 +20,8 @@ pub(crate) struct MemberLanes {
     mailbox: Option<Arc<LaneMailbox>>,
     /// Index of the member at which it slept last.
     last: usize,
+    /// Whether a wait polls all members before it sleeps at one.
+    pub(crate) polling: Polling,
 }
 
 impl Deref for MemberLanes {
@@ -40,12 +39,12 @@ impl DerefMut for MemberLanes {
 
 impl MemberLanes {
     pub(crate) fn new(lanes: Vec<Option<MemberLane>>) -> MemberLanes {
-        MemberLanes { lanes, mailbox: None, last: 0 }
+        MemberLanes { lanes, mailbox: None, last: 0, polling: Polling::default() }
     }
 
     /// Takes lanes together with a mailbox that was made before they were opened.
     pub(crate) fn with_mailbox(lanes: Vec<Option<MemberLane>>, mailbox: Option<Arc<LaneMailbox>>) -> MemberLanes {
-        let known = MemberLanes { lanes, mailbox, last: 0 };
+        let known = MemberLanes { lanes, mailbox, last: 0, polling: Polling::default() };
         if let Some(mailbox) = &known.mailbox {
             mailbox.begin(known.open(MemberSet::first(known.lanes.len())));
         }
@@ -145,19 +144,17 @@ pub(crate) trait CompositeLane: Lane {
     fn wait_for_members(&mut self, timeout: Duration) {
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
             self.work();
-            let now = now_ns();
-            if self.has_ended() || self.in_flight() == 0 || now >= limit {
+            if self.has_ended() || self.in_flight() == 0 {
+                self.member_lanes().polling.renew();
                 return;
             }
-            if now < spin_until {
-                // This is longer than a round trip takes: perhaps one of the servers waits for this
-                // very core.
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    farfield_os::process::yield_now();
-                }
+            let now = now_ns();
+            if now >= limit {
+                return;
+            }
+            if self.member_lanes().polling.goes_on(start, now) {
                 continue;
             }
             let until = limit.min(self.alarm_at());

@@ -539,6 +539,7 @@ impl Lane for TierLane {
             return Err(request);
         }
         let Some(index) = self.free_operations.pop() else { return Err(request) };
+        self.members.polling.renew();
         let LaneRequest { tag, priority, deadline, op } = request;
         let (page, count) = op.range();
         let result = check_range((page, count), self.table.pages, self.table.members[0].server);

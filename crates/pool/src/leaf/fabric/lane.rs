@@ -10,6 +10,7 @@
 use super::{Region, RemoteLayout};
 use crate::contract::backend::hand_over;
 use crate::leaf::tcp::TcpLane;
+use crate::polling::Polling;
 use crate::{Buffer, Completion, Lane, LaneRequest, Op, PagePart, PoolError, Priority};
 use core::mem::ManuallyDrop;
 use core::ops::Range;
@@ -18,7 +19,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{PageId, checksum};
 use farfield_fabric::{Post, StationReader, TransferCompletion, TransferPart};
 use farfield_os::net;
-use farfield_os::process::{now_ns, yield_now};
+use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,10 +40,6 @@ pub(super) const LANDING_BYTES: usize = (LARGE_SPLITS * SPLIT_PAGES + SMALL_SPLI
 const WAITING_MAX: usize = SPLIT_PAGES + 2;
 /// Period in which a lane that only reads checks whether the server is still there.
 const PULSE: Duration = Duration::from_millis(1);
-/// Time that a waiting lane polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
-/// Time that it polls before it yields the core to others between two polls.
-const YIELD_AFTER: Duration = Duration::from_micros(12);
 /// Sleep when transfers wait for the fabric and not for the server.
 const NAP: Duration = Duration::from_micros(200);
 
@@ -221,6 +218,7 @@ pub(super) struct FabricLane {
     zero_sum: u64,
     next_deadline: u64,
     next_pulse: u64,
+    polling: Polling,
 }
 
 impl Drop for FabricLane {
@@ -262,6 +260,7 @@ impl FabricLane {
             zero_sum: checksum(&[0; PAGE_BYTES]),
             next_deadline: u64::MAX,
             next_pulse: 0,
+            polling: Polling::default(),
         }
     }
 
@@ -518,6 +517,7 @@ impl Lane for FabricLane {
         }
         let LaneRequest { tag, priority, deadline: wait, op } = request;
         let deadline = now_ns().saturating_add(wait.as_nanos() as u64);
+        self.polling.renew();
         let read = |page, part, buffer| {
             let (begun, splits, failed) = (0, 0, false);
             FabricRead { tag, priority, page, part, buffer, wait, deadline, begun, splits, failed }
@@ -580,19 +580,19 @@ impl Lane for FabricLane {
         }
         let start = now_ns();
         let limit = start.saturating_add(timeout.as_nanos() as u64);
-        let spin_until = limit.min(start + SPIN.as_nanos() as u64);
         loop {
             let now = self.work();
             if self.has_messages(now) {
                 self.messages.work();
             }
-            if !self.ended.is_empty() || self.messages.has_ended() || self.in_flight() == 0 || now >= limit {
+            if !self.ended.is_empty() || self.messages.has_ended() || self.in_flight() == 0 {
+                self.polling.renew();
                 return;
             }
-            if now < spin_until {
-                if now - start > YIELD_AFTER.as_nanos() as u64 {
-                    yield_now();
-                }
+            if now >= limit {
+                return;
+            }
+            if self.polling.goes_on(start, now) {
                 continue;
             }
             let (fd, events, until) = self.messages.sleeps_on();
