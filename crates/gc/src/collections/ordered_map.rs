@@ -196,15 +196,23 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         let copy = m.alloc(OrderedMap::new())?;
         loop {
             let seen = self.quiet_version();
-            let Some(mut writing) = self.write(seen) else { continue };
-            writing.next = next_version(seen);
-            self.shared.set(seen);
             copy.len.set(self.len());
-            copy.version.set(writing.next);
+            copy.version.set(next_version(seen));
             copy.shared.set(seen);
             copy.root.copy_from(m, &self.root);
-            return Ok(copy);
+            if self.share_nodes(seen) {
+                return Ok(copy);
+            }
         }
+    }
+
+    /// Lets no node change any more that is in the map now. Returns `false`, and has changed nothing, if the
+    /// map has another version than `seen`.
+    fn share_nodes(&self, seen: u64) -> bool {
+        let Some(mut writing) = self.write(seen) else { return false };
+        self.shared.set(seen);
+        writing.next = next_version(seen);
+        true
     }
 
     /// Returns the value of a key, and brings it near. `None` if the key is not there, or if what its
@@ -463,10 +471,7 @@ impl<K: FarObject + Ord + Copy, V: MapValue> OrderedMap<K, V> {
         loop {
             let seen = self.quiet_version();
             let root = self.root.load(m)?;
-            if let Some(mut writing) = self.write(seen) {
-                self.shared.set(seen);
-                writing.next = next_version(seen);
-                drop(writing);
+            if self.share_nodes(seen) {
                 return look(root);
             }
         }
