@@ -180,6 +180,9 @@ const WORKLOADS: &[Workload] = &[
 const HEADERS: &[(&str, &str)] =
     &[("common.h", include_str!("../workloads/common.h")), ("zipf.h", include_str!("../workloads/zipf.h"))];
 
+/// What scripts in Python import.
+const MODULE: (&str, &str) = ("phases.py", include_str!("../workloads/phases.py"));
+
 /// What a program prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {
@@ -259,6 +262,7 @@ impl Workload {
                 fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
                 let file = folder.join(script.file);
                 fs::write(&file, script.text)?;
+                fs::write(folder.join(MODULE.0), MODULE.1)?;
                 let words = vec![file.to_string_lossy().into_owned(), self.name.to_owned()];
                 Ok((script.interpreter(), words))
             }

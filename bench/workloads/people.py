@@ -1,10 +1,8 @@
 # Programs that people run, as a workload: people.py WHAT [--data-mib N] [--ops N] [--seed N] [--enable NEAR_BYTES]. Prints the same line as our own programs. `--check` instead ends with what is missing.
 import argparse
-import contextlib
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -15,6 +13,8 @@ import tempfile
 import time
 import zlib
 
+from phases import Phases
+
 
 class Zipf:
     """Keys below `count` by Zipf's law with exponent 1: the logarithm of a rank is uniform. Popular keys lie anywhere."""
@@ -24,26 +24,6 @@ class Zipf:
 
     def key(self):
         return int(self.count ** self.random.random()) * 0x9E3779B1 % self.count
-
-
-class Phases:
-    """Timed sections."""
-
-    def __init__(self):
-        self.done = []
-
-    @contextlib.contextmanager
-    def timed(self, name, ops):
-        def now():
-            used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            cpu = sum(one.ru_utime + one.ru_stime for one in used)
-            return time.monotonic(), cpu, sum(one.ru_majflt for one in used), sum(one.ru_minflt for one in used)
-
-        before = now()
-        yield
-        spent = [end - begin for end, begin in zip(now(), before)]
-        names = ["seconds", "cpu_seconds", "faults_major", "faults_minor"]
-        self.done.append({"name": name, "ops": ops, **dict(zip(names, spent))})
 
 
 def value_of(key, length):

@@ -1,39 +1,19 @@
 # Tables larger than memory, by the means of several libraries: spill.py WHAT [--how LIBRARY] [--data-mib N] [--ops N] [--seed N] [--limit BYTES] [--enable NEAR_BYTES]. Prints the same line as
 # our own programs. Without --how the table is in the memory of this process. `--check` ends with what is missing, `--own` after all modules are imported; code 3 says that memory was out.
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
-import resource
 import sys
 import tempfile
-import time
+
+from phases import Phases
 
 OUT_OF_MEMORY = 3
 #: Rows that are made at a time.
 PART = 1 << 18
 #: Look-ups of a round, each of which depends on the one before.
 AT_ONCE = 1000
-
-
-class Phases:
-    """Timed sections."""
-
-    def __init__(self):
-        self.done = []
-
-    @contextlib.contextmanager
-    def timed(self, name, ops):
-        def now():
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            return time.monotonic(), used.ru_utime + used.ru_stime, used.ru_majflt, used.ru_minflt
-
-        before = now()
-        yield
-        spent = [end - begin for end, begin in zip(now(), before)]
-        names = ["seconds", "cpu_seconds", "faults_major", "faults_minor"]
-        self.done.append({"name": name, "ops": ops, **dict(zip(names, spent))})
 
 
 def mixed(numbers, seed):
