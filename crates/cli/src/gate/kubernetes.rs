@@ -178,7 +178,7 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
     while serving::wait_for_signal(stop, ASK_SERVERS_EVERY)?.is_none() {
-        *gate.servers.lock().unwrap_or_else(PoisonError::into_inner) = servers.servers();
+        *gate.servers() = servers.servers();
     }
     tracing::info!("told to stop; pods keep what they have, and those that wait go on waiting");
     Ok(())
@@ -265,8 +265,12 @@ impl KubernetesGate {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn servers(&self) -> MutexGuard<'_, Option<PoolServers>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn rules(&self) -> GateRules {
-        let servers = *self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        let servers = *self.servers();
         GateRules {
             pool_bytes: servers.map(|_| self.pool_bytes),
             servers: servers.unwrap_or(PoolServers::UNKNOWN),

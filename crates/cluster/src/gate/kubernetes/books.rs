@@ -28,7 +28,7 @@ struct Reservation {
     progress: BindProgress,
 }
 
-/// BindProgress of a binding.
+/// Progress of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BindProgress {
     /// The API server works on it, since this time.
