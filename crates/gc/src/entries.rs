@@ -1,12 +1,14 @@
 //! Entries: where each object is, in far pages, and which of them are in use, in near bitmaps.
 //!
-//! An entry page is never given back: weak references remember the generations that lie in it.
+//! A page of entries of which none is in use is given back. Weak references remember generations that
+//! lay in it, so the table remembers the highest of them.
 
 use crate::error::GcError;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield::space::SpaceScope;
 use farfield_core::gc::{ENTRIES_PER_PAGE, EntryWord};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bitmap of the entries of one page.
@@ -19,21 +21,50 @@ const CHUNK_PAGES: usize = 256;
 
 type Chunk = Box<[[AtomicU64; WORDS_PER_PAGE]]>;
 
+/// In place of the far page of an entry page that there is not: no heap has a page of this number.
+const ABSENT: u32 = u32::MAX;
+
 /// All entries of a heap.
 pub(crate) struct EntryTable {
-    /// Far page of each entry page, counted within the far heap.
+    /// Far page of each entry page, counted within the far heap; [`ABSENT`] for none.
     pages: Box<[AtomicU32]>,
+    generations: Box<[PageGenerations]>,
     /// Bitmaps of the entries that have objects.
     chunks: Box<[OnceLock<Chunk>]>,
     growth: Mutex<EntryGrowth>,
 }
 
+/// Generations of the entries of one page, whether there is a page or not.
+#[derive(Default)]
+struct PageGenerations {
+    /// Generation in which entries begin that were not used since their page was made.
+    first: AtomicU32,
+    /// Highest generation that one of the entries has had.
+    last: AtomicU32,
+}
+
 #[derive(Default)]
 struct EntryGrowth {
-    /// Number of entry pages.
+    /// Number of entry pages, with those below the last that were given back.
     made: usize,
-    /// Words of the bitmaps before this one are claimed.
+    /// Entry pages below `made` that were given back.
+    absent: BTreeSet<usize>,
+    /// Words of the bitmaps before this one are claimed, but for those in `again`.
     unclaimed: usize,
+    /// Words before `unclaimed` whose page was absent then.
+    again: Vec<usize>,
+}
+
+impl EntryGrowth {
+    /// Returns the next word of the bitmaps that nobody has claimed.
+    fn next_word(&mut self) -> Option<usize> {
+        self.again.pop().or_else(|| {
+            let word = self.unclaimed;
+            let is_there = word < self.made * WORDS_PER_PAGE;
+            self.unclaimed += usize::from(is_there);
+            is_there.then_some(word)
+        })
+    }
 }
 
 /// Near table of the far pages in which entries lie.
@@ -89,8 +120,7 @@ impl EntryPlace {
     /// The page of entries is near at this address.
     #[inline(always)]
     pub(crate) unsafe fn load(self, entries: NonNull<u8>) -> EntryWord {
-        // SAFETY: the entry lies in the page, whose words are only used as atomics. It is never given
-        // back.
+        // SAFETY: the entry lies in the page, whose words are only used as atomics.
         let word = unsafe { entries.cast::<AtomicU64>().add(self.within).as_ref() };
         EntryWord(word.load(Ordering::Acquire))
     }
@@ -101,11 +131,33 @@ fn locate(entry: u32) -> (usize, usize) {
     ((entry / ENTRIES_PER_PAGE) as usize, (entry % ENTRIES_PER_PAGE) as usize)
 }
 
+impl PageGenerations {
+    /// Notes that an entry of the page has this generation.
+    #[inline]
+    fn note(&self, generation: u32) {
+        // Most entries of a page have had as many objects as others.
+        if generation > self.last.load(Ordering::Relaxed) {
+            self.last.fetch_max(generation, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets entries of a page that will be made anew begin above all generations that there were, as
+    /// long as mutators are stopped. False if there is none above.
+    fn begin_anew(&self) -> bool {
+        let last = self.last.load(Ordering::Relaxed);
+        if last < EntryWord::GENERATION_MAX {
+            self.first.store(last + 1, Ordering::Relaxed);
+        }
+        last < EntryWord::GENERATION_MAX
+    }
+}
+
 impl EntryTable {
     /// Creates a table that can have so many pages.
     pub(crate) fn new(pages_max: usize) -> EntryTable {
         EntryTable {
-            pages: (0..pages_max).map(|_| AtomicU32::new(0)).collect(),
+            pages: (0..pages_max).map(|_| AtomicU32::new(ABSENT)).collect(),
+            generations: (0..pages_max).map(|_| PageGenerations::default()).collect(),
             chunks: (0..pages_max.div_ceil(CHUNK_PAGES)).map(|_| OnceLock::new()).collect(),
             growth: Mutex::default(),
         }
@@ -115,26 +167,35 @@ impl EntryTable {
     /// bitmaps.
     pub(crate) fn near_bytes(pages_max: usize) -> (u64, u64) {
         let chunks = pages_max.div_ceil(CHUNK_PAGES) * size_of::<OnceLock<Chunk>>();
-        ((pages_max * size_of::<AtomicU32>() + chunks) as u64, (CHUNK_PAGES * size_of::<EntryBits>()) as u64)
+        let each = size_of::<AtomicU32>() + size_of::<PageGenerations>();
+        ((pages_max * each + chunks) as u64, (CHUNK_PAGES * size_of::<EntryBits>()) as u64)
     }
 
     fn lock(&self) -> MutexGuard<'_, EntryGrowth> {
         self.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of entry pages.
+    /// Returns a number above those of all entry pages.
     pub(crate) fn made(&self) -> usize {
         self.lock().made
     }
 
-    /// Returns the far pages of all entry pages, in the order of the entries.
+    /// Returns the far pages of all entry pages, in the order of the entries. An absent one, which
+    /// nobody asks for, seems to follow the one before, so that servers are told few runs of pages.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u32> {
-        self.pages[..self.made()].iter().map(|page| page.load(Ordering::Acquire))
+        let mut before = 0u32;
+        self.pages[..self.made()].iter().map(move |page| {
+            before = match page.load(Ordering::Acquire) {
+                ABSENT => before.saturating_add(1),
+                page => page,
+            };
+            before
+        })
     }
 
     /// Returns the number of chunks of bitmaps.
     pub(crate) fn chunk_count(&self) -> usize {
-        self.lock().made.div_ceil(CHUNK_PAGES)
+        self.chunks.iter().filter(|chunk| chunk.get().is_some()).count()
     }
 
     /// Returns the table of the far pages in which entries lie.
@@ -146,17 +207,22 @@ impl EntryTable {
     /// has as many pages as it can have.
     pub(crate) fn add(&self, page: u32) -> Option<bool> {
         let mut growth = self.lock();
-        let index = growth.made;
+        let index = growth.absent.pop_first().unwrap_or(growth.made);
         let cell = self.pages.get(index)?;
         cell.store(page, Ordering::Release);
-        let chunk = self.chunks[index / CHUNK_PAGES]
-            .get_or_init(|| (0..CHUNK_PAGES).map(|_| [const { AtomicU64::new(0) }; WORDS_PER_PAGE]).collect());
+        let mut is_new = false;
+        let chunk = self.chunks[index / CHUNK_PAGES].get_or_init(|| {
+            is_new = true;
+            (0..CHUNK_PAGES).map(|_| [const { AtomicU64::new(0) }; WORDS_PER_PAGE]).collect()
+        });
         if index == 0 {
             // Entry 0 is no object's.
             chunk[0][0].store(1, Ordering::Relaxed);
         }
-        growth.made = index + 1;
-        Some(index.is_multiple_of(CHUNK_PAGES))
+        growth.made = growth.made.max(index + 1);
+        let words = index * WORDS_PER_PAGE..growth.unclaimed.min((index + 1) * WORDS_PER_PAGE);
+        growth.again.extend(words);
+        Some(is_new)
     }
 
     /// Claims the free entries of one word of the bitmaps; `None` if no entry is free.
@@ -165,11 +231,14 @@ impl EntryTable {
     /// use before it has an object.
     pub(crate) fn claim(&self) -> Option<ClaimedEntries> {
         let mut growth = self.lock();
-        for index in growth.unclaimed..growth.made * WORDS_PER_PAGE {
-            let free = !self.bits(index / WORDS_PER_PAGE)[index % WORDS_PER_PAGE].load(Ordering::Relaxed);
-            growth.unclaimed = index + 1;
+        while let Some(word) = growth.next_word() {
+            let page = word / WORDS_PER_PAGE;
+            if growth.absent.contains(&page) {
+                continue;
+            }
+            let free = !self.bits(page)[word % WORDS_PER_PAGE].load(Ordering::Relaxed);
             if free != 0 {
-                return Some(ClaimedEntries { first: index as u32 * 64, mask: free });
+                return Some(ClaimedEntries { first: word as u32 * 64, mask: free });
             }
         }
         None
@@ -187,9 +256,14 @@ impl EntryTable {
 
     /// Replaces the bitmaps of all pages by what `live` makes of them, and forgets what was claimed.
     /// All mutators are stopped, and forget it too.
-    pub(crate) fn replace_bits(&self, live: impl Fn(usize, EntryBits) -> EntryBits) {
+    ///
+    /// Returns the far pages of which no entry is in use any more. The table has them no more, and
+    /// the caller gives them back.
+    pub(crate) fn replace_bits(&self, live: impl Fn(usize, EntryBits) -> EntryBits) -> Vec<u32> {
         let mut growth = self.lock();
         growth.unclaimed = 0;
+        growth.again.clear();
+        let mut given_back = Vec::new();
         for page in 0..growth.made {
             let mut bits = live(page, self.bits_of(page));
             if page == 0 {
@@ -199,7 +273,15 @@ impl EntryTable {
             for (word, bits) in self.bits(page).iter().zip(bits) {
                 word.store(bits, Ordering::Release);
             }
+            if bits == [0; WORDS_PER_PAGE] && !growth.absent.contains(&page) && self.generations[page].begin_anew() {
+                given_back.push(self.pages[page].swap(ABSENT, Ordering::AcqRel));
+                growth.absent.insert(page);
+            }
         }
+        while let Some(last) = growth.made.checked_sub(1).filter(|last| growth.absent.remove(last)) {
+            growth.made = last;
+        }
+        given_back
     }
 
     /// Checks whether an entry has an object.
@@ -250,10 +332,13 @@ impl EntryTable {
         let address = self.bring_to_change(scope, entry)?;
         // SAFETY: as in `EntryPlace::load`.
         let word = unsafe { address.cast::<AtomicU64>().as_ref() };
-        let Some(next) = EntryWord(word.load(Ordering::Acquire)).next(page, card) else { return Ok(false) };
+        let (entry_page, within) = locate(entry);
+        let generations = &self.generations[entry_page];
+        let before = EntryWord(word.load(Ordering::Acquire));
+        let Some(next) = before.next(page, card, generations.first.load(Ordering::Relaxed)) else { return Ok(false) };
+        generations.note(next.generation());
         word.store(next.0, Ordering::Release);
-        let (page, within) = locate(entry);
-        let bits = &self.bits(page)[within / 64];
+        let bits = &self.bits(entry_page)[within / 64];
         // No exchange: who has claimed entries has claimed all of their word, until mutators are stopped.
         // Release: who finds the entry in use finds its word, and so the generation.
         bits.store(bits.load(Ordering::Relaxed) | 1 << (within % 64), Ordering::Release);
@@ -311,5 +396,39 @@ mod tests {
         let claimed = table.claim().unwrap();
         assert_eq!((claimed.peek(), claimed.mask), (Some(7 * 512 + 3 * 64), u64::MAX));
         assert!(table.claim().is_none());
+    }
+
+    #[test]
+    fn pages_without_entries_are_given_back_and_begin_in_a_later_generation() {
+        let table = EntryTable::new(10);
+        (100..104).for_each(|page| assert!(table.add(page).is_some()));
+        let claims = || -> Vec<u32> {
+            let words: Vec<u32> = std::iter::from_fn(|| table.claim()).map(|claimed| claimed.first / 64).collect();
+            assert_eq!(words.len(), words.iter().collect::<HashSet<_>>().len(), "a word is claimed twice");
+            words
+        };
+        assert_eq!(claims().len(), 32);
+        let first = |page: usize| table.generations[page].first.load(Ordering::Relaxed);
+        [6, 3].into_iter().for_each(|generation| table.generations[1].note(generation));
+        table.generations[2].note(EntryWord::GENERATION_MAX);
+        // The first has entry 0, and the third has no generation left.
+        let last_has_one = |page, _| [u64::from(page == 3); WORDS_PER_PAGE];
+        assert_eq!(table.replace_bits(last_has_one), [101]);
+        assert!(table.pages().eq([100, 101, 102, 103]) && first(1) == 7);
+        // It comes again before the row of words has reached it, or afterwards.
+        for (page, words_before, words_after) in [(200, 0, 32), (201, 24, 8)] {
+            if words_before > 0 {
+                assert_eq!(claims().len(), words_before);
+            }
+            assert_eq!(table.add(page), Some(false));
+            assert_eq!((table.place(512).0, claims().len()), (page, words_after));
+            table.generations[1].note(first(1));
+            assert_eq!(table.replace_bits(last_has_one), [page]);
+        }
+        assert_eq!(first(1), 9);
+        // Those at the end are forgotten, but not their generations.
+        assert_eq!((table.replace_bits(|_, _| [0; WORDS_PER_PAGE]), table.made()), (vec![103], 3));
+        assert!(table.add(300).is_some() && table.add(301).is_some());
+        assert!(table.pages().eq([100, 300, 102, 301]) && first(3) == 1);
     }
 }

@@ -668,7 +668,7 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Brings the object near that has this entry in this generation. `None` if it was collected.
-    pub(crate) fn find_weakly(&self, entry: u32, generation: u16) -> Result<Option<NonNull<u8>>, GcError> {
+    pub(crate) fn find_weakly(&self, entry: u32, generation: u32) -> Result<Option<NonNull<u8>>, GcError> {
         if !self.heap.entries.is_used(entry) {
             return Ok(None);
         }
@@ -687,7 +687,7 @@ impl<'gc> Mutator<'gc> {
     }
 
     /// Returns the generation of the entry of an object that lives.
-    pub(crate) fn generation_of(&self, entry: u32) -> Result<u16, GcError> {
+    pub(crate) fn generation_of(&self, entry: u32) -> Result<u32, GcError> {
         Ok(self.heap.entries.load(self.scope(), entry)?.generation())
     }
 

@@ -121,7 +121,7 @@ impl Evacuated {
 
 impl Function for Evacuate {
     const NAME: &'static str = "ff.evacuate";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Argument = EvacuationBatch;
     type Answer = Evacuated;
 

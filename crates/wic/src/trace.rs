@@ -194,7 +194,7 @@ impl Traced {
 
 impl Function for Trace {
     const NAME: &'static str = "ff.trace";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const ONLY_READS: bool = true;
     type Argument = Tracing;
     type Answer = Traced;

@@ -444,7 +444,7 @@ impl World {
         fill.insert(OBJECT_CARDS);
         let (entry_page, offset) = entry_place(entry);
         let before = EntryWord(self.word(entry_page, offset)?);
-        let Some(at) = before.next(page, card) else { return Ok(None) };
+        let Some(at) = before.next(page, card, 0) else { return Ok(None) };
         let first = usize::from(card) * CARD_BYTES;
         let words = [ObjectHeader::new(entry, 0).0, RefWord::NULL.0, RefWord::NULL.0, self.next_id];
         for (index, word) in words.into_iter().enumerate() {

@@ -1,22 +1,23 @@
 //! The entry word: where one collected object is, as one word that never moves.
 //!
 //! ```text
-//!  63              32 31          16 15    8 7     0
-//! +------------------+--------------+-------+-------+
-//! | page             | generation   | card  | flags |
-//! +------------------+--------------+-------+-------+
+//!  63              32 31           9 8     1   0
+//! +------------------+--------------+-------+------+
+//! | page             | generation   | card  | used |
+//! +------------------+--------------+-------+------+
 //! ```
 //!
-//! The shape is that of a [`Handle`](crate::heap::Handle) of the object plane. Entries lie in far
-//! pages, 512 in each, in the order of their numbers (the heap indirection table of Mako). The page
-//! is counted within the heap.
+//! Entries lie in far pages, 512 in each, in the order of their numbers (the heap indirection table
+//! of Mako). The page is counted within the heap.
 //!
 //! An entry that is free keeps the word of its last object: whether it is in use is written in a
 //! bitmap that is always near, so a collection does not fetch the entries of what has died. The
 //! *generation* grows each time the entry is used again. A weak reference names it, so it never
-//! leads to the next object of its entry. An entry in its last generation is never used again.
+//! leads to the next object of its entry. An entry in its last generation, the eight-millionth, is
+//! never used again. A page of entries of which none is in use can be given back: entries of the
+//! page that takes its place begin in a generation that none of them has had.
 
-use crate::cast::{low_u8, low_u16, u32_of};
+use crate::cast::{low_u8, low_u32, u32_of};
 use crate::geometry::PAGE_BYTES;
 
 /// Entries in a page.
@@ -27,26 +28,31 @@ pub const ENTRIES_PER_PAGE: u32 = u32_of(PAGE_BYTES / size_of::<u64>());
 pub struct EntryWord(pub u64);
 
 const USED: u64 = 1;
+const CARD_SHIFT: u32 = 1;
+const GENERATION_SHIFT: u32 = 9;
 
 impl EntryWord {
     /// Word of an entry that was never used: zeros, so that a fresh page is full of them.
     pub const FRESH: EntryWord = EntryWord(0);
 
     /// Last generation of an entry.
-    pub const GENERATION_MAX: u16 = u16::MAX;
+    pub const GENERATION_MAX: u32 = u32::MAX >> GENERATION_SHIFT;
 
-    /// Creates the word of an object that begins at this card of this page.
+    /// Creates the word of an object that begins at this card of this page. A generation is
+    /// [`EntryWord::GENERATION_MAX`] at most.
     #[inline]
-    pub fn new(page: u32, card: u8, generation: u16) -> EntryWord {
-        EntryWord(u64::from(page) << 32 | u64::from(generation) << 16 | u64::from(card) << 8 | USED)
+    pub fn new(page: u32, card: u8, generation: u32) -> EntryWord {
+        debug_assert!(generation <= EntryWord::GENERATION_MAX);
+        let low = u64::from(generation) << GENERATION_SHIFT | u64::from(card) << CARD_SHIFT | USED;
+        EntryWord(u64::from(page) << 32 | low)
     }
 
     /// Returns the word of the next object that has this entry; `None` if the entry must not be
-    /// used again.
+    /// used again. An entry that was never used begins in generation `first`.
     #[inline]
-    pub fn next(self, page: u32, card: u8) -> Option<EntryWord> {
+    pub fn next(self, page: u32, card: u8, first: u32) -> Option<EntryWord> {
         match (self.is_used(), self.generation()) {
-            (false, _) => Some(EntryWord::new(page, card, 0)),
+            (false, _) => Some(EntryWord::new(page, card, first)),
             (true, EntryWord::GENERATION_MAX) => None,
             (true, generation) => Some(EntryWord::new(page, card, generation + 1)),
         }
@@ -61,13 +67,13 @@ impl EntryWord {
     /// Returns the card of that page at which the object begins.
     #[inline]
     pub fn card(self) -> u8 {
-        low_u8(self.0 >> 8)
+        low_u8(self.0 >> CARD_SHIFT)
     }
 
-    /// Returns how often the entry was used before.
+    /// Returns the generation of the entry, which grows each time it is used again.
     #[inline]
-    pub fn generation(self) -> u16 {
-        low_u16(self.0 >> 16)
+    pub fn generation(self) -> u32 {
+        low_u32(self.0) >> GENERATION_SHIFT
     }
 
     /// Checks whether the entry was ever used.
@@ -87,7 +93,7 @@ mod tests {
     fn fields_do_not_mix() {
         for page in [0, 1, 77, u32::MAX] {
             for card in 0..=255u8 {
-                for generation in [0, 1, 0x5555, u16::MAX] {
+                for generation in [0, 1, 0x5555, EntryWord::GENERATION_MAX] {
                     let word = EntryWord::new(page, card, generation);
                     assert_eq!((word.page(), word.card(), word.generation()), (page, card, generation));
                     assert!(word.is_used());
@@ -99,11 +105,13 @@ mod tests {
 
     #[test]
     fn no_generation_comes_twice() {
-        let (mut word, mut generations) = (EntryWord::FRESH, 0u32);
-        while let Some(next) = word.next(generations, 3) {
-            assert_eq!((next.page(), next.card(), u32::from(next.generation())), (generations, 3, generations));
-            (word, generations) = (next, generations + 1);
+        for first in [0, 1, EntryWord::GENERATION_MAX] {
+            let (mut word, mut generation) = (EntryWord::FRESH, first);
+            while let Some(next) = word.next(generation, 3, first) {
+                assert_eq!((next.page(), next.card(), next.generation()), (generation, 3, generation));
+                (word, generation) = (next, generation + 1);
+            }
+            assert_eq!(generation, 1 << 23);
         }
-        assert_eq!(generations, 1 << 16);
     }
 }

@@ -18,7 +18,7 @@
 //! reference inside of one. Only the allocation of an object makes loose references null, so a word
 //! that is not loose lies in memory that the collector traces.
 
-use crate::cast::{low_u16, low_u32};
+use crate::cast::low_u32;
 use crate::heap::SlotHint;
 
 /// Word of a strong reference.
@@ -81,17 +81,17 @@ impl WeakWord {
     /// Creates the word of a weak reference to the object that has this entry, which is not 0, in
     /// this generation.
     #[inline]
-    pub fn new(entry: u32, generation: u16) -> WeakWord {
-        debug_assert!(entry != 0);
-        WeakWord(u64::from(entry) << 32 | u64::from(generation) << 16 | 1)
+    pub fn new(entry: u32, generation: u32) -> WeakWord {
+        debug_assert!(entry != 0 && generation <= u32::MAX >> 1);
+        WeakWord(u64::from(entry) << 32 | u64::from(generation) << 1 | 1)
     }
 
     /// Returns the entry and the generation of the object; `None` if the reference leads nowhere.
     #[inline]
-    pub fn target(self) -> Option<(u32, u16)> {
+    pub fn target(self) -> Option<(u32, u32)> {
         match (self.0 >> 32) as u32 {
             0 => None,
-            entry => Some((entry, low_u16(self.0 >> 16))),
+            entry => Some((entry, low_u32(self.0) >> 1)),
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
                         .all(|other| word.is_same(RefWord::new(*other, SlotHint(guess))) == (*other == entry))
                 );
             }
-            for generation in [0, 1, 0x8000, u16::MAX] {
+            for generation in [0, 1, 1 << 22, u32::MAX >> 1] {
                 let word = WeakWord::new(entry, generation);
                 assert_eq!(word.target(), Some((entry, generation)));
                 assert!(!word.is_loose());

@@ -118,7 +118,7 @@ struct SparseObject {
 /// Object that has a place to go to.
 struct Move {
     object: SparseObject,
-    generation: u16,
+    generation: u32,
     target: UnitId,
     target_page: u32,
     target_card: u8,

@@ -122,6 +122,8 @@ struct Cycle<'a> {
     heap: &'a GcInner,
     marking: Arc<Marking>,
     tracer: Tracer<'a>,
+    /// Pages of entries that are not in use since the second stop.
+    dead_entry_pages: Vec<u32>,
 }
 
 impl<'a> Cycle<'a> {
@@ -186,7 +188,7 @@ impl<'a> Cycle<'a> {
         if heap.broken != Some(BrokenRule::CloseOpenPages) {
             heap.left_over().iter_mut().for_each(|it| it.close());
         }
-        Cycle { heap, marking, tracer }
+        Cycle { heap, marking, tracer, dead_entry_pages: Vec::new() }
     }
 
     /// Lets mutators go on, and counts how long they were stopped.
@@ -199,7 +201,7 @@ impl<'a> Cycle<'a> {
     fn commit(&mut self) -> LiveHeap {
         let heap = self.heap;
         heap.pages.lock().replace_occupancy(&mut self.tracer.old);
-        heap.entries.replace_bits(|page, used| self.marking.live(page, used));
+        self.dead_entry_pages = heap.entries.replace_bits(|page, used| self.marking.live(page, used));
         let mut phase = heap.phase();
         phase.commits += 1;
         phase.marking = None;
@@ -217,8 +219,9 @@ impl<'a> Cycle<'a> {
         self.heap.counters.count_moved(&moved, result.is_err());
     }
 
-    /// Gives back units of the snapshot in which nothing lives, and takes them out of the snapshot:
-    /// mutators may fill them again at once. Returns the number of their pages.
+    /// Gives back units of the snapshot in which nothing lives, and pages of entries that nobody uses,
+    /// and takes them out of the snapshot: mutators may fill them again at once. Returns the number of
+    /// their pages.
     fn release_dead(&mut self) -> u64 {
         let (pages, snapshot) = (&self.heap.pages, &mut self.tracer.old);
         let mut freed = 0;
@@ -241,6 +244,17 @@ impl<'a> Cycle<'a> {
                 unsafe { pages.release_unit((index, unit)) };
                 old.units.give_back(unit);
                 freed += u64::from(old.purpose.pages());
+            }
+        }
+        for page in self.dead_entry_pages.drain(..) {
+            let Some((index, unit)) = pages.lock().unit_of(page) else { unreachable!("a page of entries is a unit") };
+            // SAFETY: the unit was made. The table has had no such page since the second stop, when
+            // nobody had an address in it.
+            unsafe { pages.release_unit((index, unit)) };
+            freed += 1;
+            // It may be younger than the snapshot.
+            if let Some(old) = snapshot.get_mut(index).filter(|old| old.units.is_used(unit)) {
+                old.units.give_back(unit);
             }
         }
         freed

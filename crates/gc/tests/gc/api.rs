@@ -1,7 +1,7 @@
 //! Objects are what was put into them, wherever they are, and live exactly as long as something leads to them.
 
 use crate::common::{MIB, assert_in_budget, far_heap, heaps};
-use farfield_gc::{Atom, Bytes, FarObject, GcHeap, Ref, WeakRef};
+use farfield_gc::{Atom, Bytes, FarObject, GcHeap, Mutator, Ref, WeakRef};
 
 #[derive(FarObject, Default)]
 struct Node {
@@ -160,6 +160,53 @@ fn cycles_die_and_weak_references_to_them_end() {
             m.collect().unwrap();
         }
     }
+}
+
+/// Pages of entries are given back with those of objects, and the entries that come in their place are not found by old weak references.
+#[test]
+fn entries_of_the_dead_take_no_memory() {
+    const WEAK: usize = 2000;
+    let (heap, gc) = heaps(1, 16);
+    let mut m = gc.enter();
+    let weak = m.with_room(|m| Ok(m.root(m.alloc_array(WEAK, |_| WeakRef::<[u64; 3]>::null())?))).unwrap();
+    m.collect().unwrap();
+    // The mutator has pages in reserve from now on.
+    m.safepoint().unwrap();
+    let at_rest = gc.stats().used_bytes;
+    for round in 0..4 {
+        let table = m.with_room(|m| Ok(m.root(m.alloc_array(100, |_| Ref::<[Ref<[u64; 3]>]>::null())?))).unwrap();
+        for chunk in 0..100 {
+            let fill = |m: &Mutator<'_>| {
+                let (objects, weak) = (m.alloc_array(400, |_| Ref::null())?, m.get(&weak)?);
+                for at in 0..400 {
+                    let object = m.alloc([round; 3])?;
+                    objects[at].store(m, Some(object));
+                    if chunk * 400 + at < WEAK {
+                        weak[chunk * 400 + at].store(m, Some(object))?;
+                    }
+                }
+                m.get(&table)?[chunk].store(m, Some(objects));
+                Ok(())
+            };
+            m.with_room(fill).unwrap();
+            m.safepoint().unwrap();
+        }
+        let found = |m: &mut Mutator<'_>, at: usize| {
+            let found = m.with_room(|m| Ok(m.get(&weak)?[at].load(m)?.map(|object| object[2]))).unwrap();
+            m.safepoint().unwrap();
+            found
+        };
+        (0..WEAK).for_each(|at| assert_eq!(found(&mut m, at), Some(round)));
+        assert!(gc.stats().used_bytes > at_rest + 40_000 * 40, "{:?}", gc.stats());
+        drop(table);
+        m.collect().unwrap();
+        assert!(gc.stats().used_bytes <= at_rest + 4 * 4096, "{at_rest}, {:?}", gc.stats());
+        (0..WEAK).for_each(|at| assert_eq!(found(&mut m, at), None));
+    }
+    drop((m, weak));
+    gc.verify().unwrap();
+    drop(gc);
+    heap.verify();
 }
 
 #[test]
