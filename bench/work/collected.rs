@@ -180,7 +180,7 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
                 node = next;
                 steps += 1;
             }
-            at = m.root(node);
+            at.set(node);
             left -= steps;
             m.safepoint()?;
         }

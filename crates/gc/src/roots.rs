@@ -1,6 +1,8 @@
 //! Roots: references that outlive safepoints, from outside of the heap.
 
 use crate::heap::GcInner;
+use crate::object::Referent;
+use crate::reference::Gc;
 use core::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -62,6 +64,22 @@ impl<T: ?Sized> Root<T> {
     pub(crate) fn new(heap: Arc<GcInner>, entry: u32) -> Root<T> {
         let index = heap.roots.add(entry);
         Root { heap, index, entry, leads_to: PhantomData }
+    }
+
+    /// Lets the root lead to this object, and not to the one before. For each step of a long walk,
+    /// this costs less than a new root.
+    ///
+    /// # Panics
+    /// The object belongs to another heap.
+    pub fn set(&mut self, object: Gc<'_, T>)
+    where
+        T: Referent,
+    {
+        let (arena, bytes) = self.heap.arena;
+        let address = object.header().as_ptr() as usize;
+        assert!(address.wrapping_sub(arena) < bytes, "the object belongs to another heap");
+        self.entry = object.entry();
+        self.heap.roots.lock().entries[self.index] = self.entry;
     }
 
     #[inline]

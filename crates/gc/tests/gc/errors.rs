@@ -244,6 +244,7 @@ fn references_of_another_heap_are_refused() {
     refused(&|| in_a.next.store(&b, Some(in_b)));
     refused(&|| in_a.next.store(&b, None));
     refused(&|| drop(b.root(in_a)));
+    refused(&|| b.root(in_b).set(in_a));
     refused(&|| drop(in_a.next.swap(&b, None)));
     assert!(in_a.next.load(&a).unwrap().unwrap().is(in_a));
 }
@@ -307,7 +308,7 @@ fn fill(gc: &GcHeap, len: usize) -> Result<Root<Node>, GcError> {
         let node = m.alloc(Node::default())?;
         node.bytes.store(&m, Some(m.alloc_copy(&[9; 900])?));
         node.next.store(&m, Some(m.get(&head)?));
-        head = m.root(node);
+        head.set(node);
     }
     Ok(head)
 }

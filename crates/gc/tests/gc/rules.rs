@@ -44,12 +44,12 @@ fn build(m: &mut Mutator<'_>) -> Root<Table> {
     table
 }
 
-/// Moves leaves between nodes, so that each has one way to it at most.
-fn change(m: &Mutator<'_>, table: &Root<Table>, random: &mut Rng) -> Result<(), GcError> {
+/// Moves leaves between nodes and one root, so that each has one way to it at most.
+fn change(m: &Mutator<'_>, table: &Root<Table>, hand: &mut Root<Leaf>, random: &mut Rng) -> Result<(), GcError> {
     let nodes = m.get(table)?;
     let any = |random: &mut Rng| nodes[random.usize(..NODES)].load(m).map(|node| node.expect("each is set"));
     let (from, to) = (any(random)?, any(random)?);
-    match random.usize(..4) {
+    match random.usize(..5) {
         0 => {
             let moved = from.weak.load(m)?;
             if let Some(moved) = moved {
@@ -60,6 +60,13 @@ fn change(m: &Mutator<'_>, table: &Root<Table>, random: &mut Rng) -> Result<(), 
         }
         1 => to.leaf.store(m, Some(new_leaf(m, 7)?)),
         2 => {
+            let held = m.get(hand)?;
+            if let Some(moved) = from.leaf.load(m)? {
+                from.leaf.store(m, Some(held));
+                hand.set(moved);
+            }
+        }
+        3 => {
             let moved = from.leaf.swap(m, None)?;
             to.leaf.store(m, moved);
         }
@@ -84,13 +91,14 @@ fn collect_beside_changes(broken: Option<BrokenRule>, seed: u64) -> Result<(), G
     let gc = gc.build().unwrap();
     let mut m = gc.enter();
     let table = build(&mut m);
+    let mut hand = m.with_room(|m| Ok(m.root(new_leaf(m, 0)?))).unwrap();
     let mut random = Rng::with_seed(seed);
     std::thread::scope(|threads| {
         let collected = threads.spawn(|| gc.collect());
         // Nothing is used any more once something may be missing.
         while gc.stats().collections == 0 {
             for _ in 0..8 {
-                match change(&m, &table, &mut random) {
+                match change(&m, &table, &mut hand, &mut random) {
                     Ok(()) | Err(GcError::SafepointDue | GcError::Far(farfield::FarError::NearFull)) => {}
                     Err(error) => panic!("{error}"),
                 }
