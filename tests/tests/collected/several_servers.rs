@@ -3,13 +3,13 @@
 //! Danger: an object that a server looks for at the place of another one's; a fresh page that another server has; a member that
 //! cannot, fails, dies or lies, and takes live objects with it, or makes the collector ask for ever.
 
-use crate::common::{MIB, far_heap_at, is_deep};
+use crate::common::{MIB, far_heap_at, is_deep, seed};
 use crate::counters::{Counter, Counters, sparse_heap_at};
 use crate::graph::{Cycles, Size, run_in};
 use crate::held::{Held, hold};
 use crate::{serve, ways};
 use farfield::{FarError, Heap};
-use farfield_gc::{BrokenRule, FarTracing, GcBuilder, GcError, GcHeap, GcStats};
+use farfield_gc::{BrokenRule, FarObject, FarTracing, GcBuilder, GcError, GcHeap, GcStats, Mutator, Ref};
 use farfield_server::Server;
 use farfield_wic::evacuate::{Evacuate, Evacuated, EvacuationBatch};
 use farfield_wic::trace::{ElsewhereObject, ObjectPlace, Trace, Traced, Tracing};
@@ -142,6 +142,101 @@ fn regions_that_several_servers_share_are_not_emptied_by_them() {
     let stats = collect_twice(&format!("stripe({one},{two})?group=512K"), MIB);
     assert_eq!((stats.moved_at_servers, stats.server_moves_given_up, stats.moves_given_up), (0, 0, 0));
     assert!(stats.traced_at_servers > LIVE as u64 / 4 && stats.moved_objects > LIVE as u64 / 2, "{stats:?}");
+}
+
+/// Questions that were answered late.
+static LATE: AtomicU64 = AtomicU64::new(0);
+
+/// Answers late, each time.
+struct Late<F>(F);
+
+impl Function for Late<Trace> {
+    const NAME: &'static str = Trace::NAME;
+    const VERSION: u32 = Trace::VERSION;
+    const ONLY_READS: bool = true;
+    type Argument = Tracing;
+    type Answer = Traced;
+
+    async fn run<P: Place>(place: &P, tracing: Tracing) -> Result<Traced, Fault> {
+        LATE.fetch_add(1, Ordering::Relaxed);
+        place.pause(Duration::from_millis(1)).await;
+        Trace::run(place, tracing).await
+    }
+}
+
+const LINKS: usize = 6000;
+
+#[derive(FarObject)]
+struct Link {
+    next: Ref<Link>,
+    rest: [u64; 60],
+}
+
+/// Collects a ring in no order, which lives and then dies as a whole. No two of its objects can be looked at at the same time.
+fn collect_ring(pool: &str) -> GcStats {
+    let heap = far_heap_at(pool, 1);
+    let gc = builder(&heap, REGION).build().unwrap();
+    let mut m = gc.enter();
+    let links = m.root(m.alloc_array(LINKS, |_| Ref::<Link>::null()).unwrap());
+    for at in 0..LINKS {
+        let make = |m: &Mutator<'_>| {
+            m.get(&links)?[at].store(m, Some(m.alloc(Link { next: Ref::null(), rest: [at as u64; 60] })?));
+            Ok(())
+        };
+        m.with_room(make).unwrap();
+        m.safepoint().unwrap();
+    }
+    let mut order: Vec<usize> = (0..LINKS).collect();
+    fastrand::Rng::with_seed(seed()).shuffle(&mut order);
+    for (from, to) in order.iter().zip(order.iter().cycle().skip(1)) {
+        let connect = |m: &Mutator<'_>| {
+            let links = m.get(&links)?;
+            links[*from].load(m)?.expect("each is set").next.copy_from(m, &links[*to]);
+            Ok(())
+        };
+        m.with_room(connect).unwrap();
+        m.safepoint().unwrap();
+    }
+    let mut at = m.with_room(|m| Ok(m.root(m.get(&links)?[order[0]].load(m)?.expect("each is set")))).unwrap();
+    drop(links);
+    m.collect().unwrap();
+    let stats = gc.stats();
+    println!("{pool}: {stats:?}");
+    assert_eq!(stats.live_objects, LINKS as u64);
+    for number in &order {
+        let next = |m: &Mutator<'_>| {
+            let link = m.get(&at)?;
+            assert_eq!(link.rest, [*number as u64; 60]);
+            Ok(m.root(link.next.load(m)?.expect("a ring has no end")))
+        };
+        at = m.with_room(next).unwrap();
+        m.safepoint().unwrap();
+    }
+    drop(at);
+    m.collect().unwrap();
+    assert_eq!(gc.stats().live_objects, 0);
+    drop(m);
+    gc.verify().unwrap();
+    drop(gc);
+    heap.verify();
+    stats
+}
+
+#[test]
+fn a_server_goes_along_a_chain_that_costs_a_read_for_each_object() {
+    let server = serve(Registry::standard());
+    let stats = collect_ring(&ways(&server)[0]);
+    assert!(stats.traced_at_servers > LINKS as u64 / 2 && stats.read_pages < LINKS as u64 / 4, "{stats:?}");
+}
+
+#[test]
+fn a_chain_leads_from_server_to_server_and_one_of_them_is_slow() {
+    let servers =
+        [serve(Registry::standard()), serve(Registry::new().with::<Late<Trace>>()), serve(Registry::standard())];
+    let [[one, _], [two, _], [_, three]] = servers.each_ref().map(ways);
+    let stats = collect_ring(&format!("stripe({one},{two},{three})?group=256K"));
+    let late = LATE.load(Ordering::Relaxed);
+    assert!(stats.traced_at_servers > LINKS as u64 / 4 && late > LINKS as u64 / 20, "{late} late answers, {stats:?}");
 }
 
 /// Fails whenever there is something to do.

@@ -19,6 +19,7 @@ use crate::heap::{BrokenRule, FarTracing, GcInner};
 use crate::pages::RegionSet;
 use farfield::space::{FarLayout, FarServer};
 use farfield_core::gc::LayoutTable;
+use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::wire::CallBody;
 use farfield_wic::trace::{AskedObject, ObjectPlace, PageRun, PageShare, Trace, Traced, Tracing};
 use std::collections::BTreeMap;
@@ -32,6 +33,13 @@ const CALLS: usize = 4;
 
 /// Objects that are worth a call of their own. A heap in which fewer are far needs no flush.
 const CALL_MIN: usize = 256;
+
+/// Looks in a row, at least, for which fewer objects have waited than are worth a call, before one is made all
+/// the same: the graph is a chain there, of which a server finds the next objects unasked.
+const CHAIN_LOOKS: u64 = 256;
+
+/// Near pages for each such look: the longer a flush may take, the later it is worth while.
+const NEAR_PAGES_PER_LOOK: u64 = 64;
 
 /// Most objects that a server looks at unasked, in one call.
 const WINDOW_MAX: u32 = 4096;
@@ -63,6 +71,8 @@ pub(super) struct ServerChoice {
     pace: FarPace,
     /// When pages were read last; and those read before, and the objects traced before.
     last_read: Option<(Instant, u64, u64)>,
+    /// Looks in a row for which fewer objects have waited than are worth a call.
+    chain_looks: u64,
 }
 
 /// Objects and pages, as a decision sees them.
@@ -108,7 +118,7 @@ impl Servers {
         if heap.far_tracing != FarTracing::Servers {
             return Servers::Off;
         }
-        Servers::On(Box::new(ServerChoice { ready: None, pace: FarPace::new(), last_read: None }))
+        Servers::On(Box::new(ServerChoice { ready: None, pace: FarPace::new(), last_read: None, chain_looks: 0 }))
     }
 
     /// Decides whether servers look at objects that wait; if not, their pages are read now. The first
@@ -119,7 +129,9 @@ impl Servers {
             choice.pace.add_pages(work.read - read, work.traced - traced, since.elapsed());
         }
         let is_always = matches!(heap.broken, Some(BrokenRule::ServersAreFaster | BrokenRule::FlushBeforeTracing));
-        let is_worth_a_call = work.waiters >= CALL_MIN;
+        choice.chain_looks = if work.waiters < CALL_MIN { choice.chain_looks + 1 } else { 0 };
+        let chain_looks_max = heap.pages.space().near_bytes() / PAGE_BYTES as u64 / NEAR_PAGES_PER_LOOK;
+        let is_worth_a_call = work.waiters >= CALL_MIN || choice.chain_looks > chain_looks_max.max(CHAIN_LOOKS);
         if !(is_worth_a_call && (is_always || choice.pace.decide_for_servers(work.waiters, work.pages))) {
             choice.last_read = Some((Instant::now(), work.read, work.traced));
             return false;
