@@ -1,11 +1,12 @@
 //! Collected heaps on real memory servers: a graph whose objects are replaced all the time, and servers that die.
 
-use crate::{NEAR, Way};
+use crate::{NEAR, Way, Wire};
 use farfield::{FarError, Heap, Plane, PoolError, Verify};
 use farfield_gc::{BrokenRule, Bytes, FarObject, FarTracing, GcError, GcHeap, GcStats, Mutator, Ref, Root, WeakRef};
-use farfield_tests::{MIB, Scratch, seeded, wait_until};
+use farfield_tests::{Command, MIB, PATIENCE, Scratch, Server, seeded, tier, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What can be far; four times what can be near is live.
 const LIMIT: u64 = 8 * NEAR;
@@ -182,14 +183,42 @@ fn a_server_that_dies_ends_collections_with_an_error_and_nothing_hangs() {
     }
 }
 
+fn is_gone(error: &GcError) -> bool {
+    matches!(error, GcError::Far(FarError::Pool(PoolError::ServerGone { .. })))
+}
+
+/// A heap that asks servers whatever they can do.
+fn asking(heap: &Heap) -> GcHeap {
+    let builder = GcHeap::in_heap(heap).limit(LIMIT).far_tracing(FarTracing::Servers);
+    builder.broken(BrokenRule::ServersAreFaster).evacuate_at_servers(true).build().unwrap()
+}
+
+/// Makes a graph and changes it, until its server is gone or so much was done that all of the graph has been far.
+fn change_until_gone(gc: &GcHeap, random: &mut fastrand::Rng, steps: &AtomicU64) -> Result<(), GcError> {
+    let nodes = places(gc);
+    fill(gc, &nodes, steps)?;
+    let mut m = gc.enter();
+    while steps.fetch_add(1, Ordering::Relaxed) < 40_000 {
+        replace(&mut m, &nodes, random.usize(..NODES))?;
+        read(&mut m, &nodes, random.usize(..NODES))?;
+    }
+    Ok(())
+}
+
+/// Collects when the server is gone, which fails or needs nothing that is far.
+fn collect_what_is_left(gc: &GcHeap) {
+    let used = gc.stats().used_bytes;
+    if let Err(error) = gc.collect() {
+        assert!(is_gone(&error) && gc.stats().used_bytes == used, "{error}");
+    }
+}
+
 /// The server is killed at this step.
 fn die_at(way: Way, at: u64) {
-    let is_gone = |error: &GcError| matches!(error, GcError::Far(FarError::Pool(PoolError::ServerGone { .. })));
     let scratch = Scratch::new("collected-dies");
     let server = way.start(&scratch, "64M");
     let heap = way.heap(&server, Plane::Page);
-    let builder = GcHeap::in_heap(&heap).limit(LIMIT).far_tracing(FarTracing::Servers);
-    let gc = builder.broken(BrokenRule::ServersAreFaster).evacuate_at_servers(true).build().unwrap();
+    let gc = asking(&heap);
     let steps = Arc::new(AtomicU64::new(0));
     let killer = std::thread::spawn({
         let steps = steps.clone();
@@ -198,16 +227,7 @@ fn die_at(way: Way, at: u64) {
             server.kill();
         }
     });
-    let mut random = seeded(at);
-    let nodes = places(&gc);
-    let end = fill(&gc, &nodes, &steps).and_then(|()| {
-        let mut m = gc.enter();
-        while steps.fetch_add(1, Ordering::Relaxed) < 40_000 {
-            replace(&mut m, &nodes, random.usize(..NODES))?;
-            read(&mut m, &nodes, random.usize(..NODES))?;
-        }
-        Ok(())
-    });
+    let end = change_until_gone(&gc, &mut seeded(at), &steps);
     steps.fetch_max(at, Ordering::Relaxed);
     killer.join().expect("it kills and ends");
     match end {
@@ -215,9 +235,112 @@ fn die_at(way: Way, at: u64) {
         // Memory that is mapped can be read when its server is dead.
         Ok(()) => assert_eq!(way, Way::Shm, "nothing was far any more"),
     }
-    let used = gc.stats().used_bytes;
-    if let Err(error) = gc.collect() {
-        assert!(is_gone(&error) && gc.stats().used_bytes == used, "{error}");
-    }
+    collect_what_is_left(&gc);
     println!("{way:?}, at step {at}: {:?}", gc.stats());
+}
+
+/// In the handshake, in a page, in a question, in what the server answers to it.
+#[test]
+fn a_connection_that_is_cut_at_any_byte_ends_collections_with_an_error() {
+    let scratch = Scratch::new("collected-cut");
+    let server = Way::Tcp.start(&scratch, "256M");
+    let mut random = seeded(78);
+    for round in 0..tier(3, 600) {
+        let bytes = random.usize(..if round % 8 == 7 { 1500 } else { 4 * LIMIT as usize });
+        let url = Wire::to(&server, bytes as u64);
+        let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(url).patience(PATIENCE).build();
+        let heap = match heap {
+            Ok(heap) => heap,
+            // Cut in the handshake.
+            Err(error) => {
+                assert!(bytes < 2000, "after {bytes} bytes: {error}");
+                continue;
+            }
+        };
+        let gc = asking(&heap);
+        let error = change_until_gone(&gc, &mut random, &AtomicU64::new(0)).expect_err("more bytes than that travel");
+        assert!(is_gone(&error), "after {bytes} bytes: {error}");
+        collect_what_is_left(&gc);
+        println!("cut after {bytes} bytes: {:?}", gc.stats());
+    }
+}
+
+/// Nodes of a table.
+const EACH: usize = 128;
+
+/// Makes a table of nodes and keeps it, as full as it gets.
+fn add_table(m: &mut Mutator<'_>, tables: &mut Vec<Root<[Ref<Node>]>>) -> Result<(), GcError> {
+    let table = m.with_room(|m| Ok(m.root(m.alloc_array(EACH, |_| Ref::null())?)))?;
+    tables.push(table.clone());
+    (0..EACH).try_for_each(|at| replace(m, &table, at))
+}
+
+/// A server that has less room than the heap's limit says so before anything is lost, and has room again when a collection has given
+/// back what was dropped.
+#[test]
+fn a_server_that_is_full_has_room_after_a_collection() {
+    let is_full = |error: &GcError| matches!(error, GcError::Far(FarError::Pool(PoolError::PoolFull { .. })));
+    for way in [Way::Tcp, Way::Shm] {
+        let scratch = Scratch::new("collected-full");
+        let server = way.start(&scratch, "4M");
+        let heap = way.heap(&server, Plane::Page);
+        let gc = asking(&heap);
+        let (mut m, mut tables) = (gc.enter(), Vec::new());
+        let error = std::iter::repeat_with(|| add_table(&mut m, &mut tables)).take(64).find_map(Result::err);
+        let error = error.expect("4 MiB, and two near, take no 16");
+        assert!(is_full(&error) && tables.len() > 12, "{way:?}: {error}, {} tables", tables.len());
+        let mut at = 0;
+        tables.retain(|_| {
+            at += 1;
+            at % 3 == 0
+        });
+        m.collect().unwrap();
+        for _ in 0..tables.len() / 2 {
+            add_table(&mut m, &mut tables).unwrap();
+        }
+        for table in &tables {
+            (0..EACH).for_each(|at| read(&mut m, table, at).unwrap());
+        }
+        drop(m);
+        println!("{way:?}: {} tables, {:?}", tables.len(), gc.stats());
+        gc.verify().unwrap();
+    }
+}
+
+const POOL: &str = "FARFIELD_TEST_POOL";
+
+/// Process of [`what_a_process_had_that_is_killed_is_given_back`].
+#[test]
+#[ignore = "runs until it is killed"]
+fn changes_a_graph_until_it_is_killed() {
+    let pool = std::env::var(POOL).expect("the test that starts this names a pool");
+    let heap = Heap::builder().near(NEAR).near_max(NEAR).far(1 << 30).pool(pool).build().unwrap();
+    let gc = asking(&heap);
+    loop {
+        change_until_gone(&gc, &mut seeded(5), &AtomicU64::new(0)).unwrap();
+    }
+}
+
+#[test]
+fn what_a_process_had_that_is_killed_is_given_back() {
+    let scratch = Scratch::new("collected-killed");
+    let options = ["--capacity", "256M", "--lease", "1s", "--metrics", "127.0.0.1:0"];
+    let servers = [Server::start_tcp(&scratch, "tcp", options), Server::start(&scratch, "unix", options)];
+    let mut random = seeded(43);
+    let program = std::env::current_exe().expect("a program has a path");
+    let program = program.to_str().expect("an ASCII path");
+    for round in 0..tier(4, 100) {
+        let server = &servers[round % 2];
+        let words = [program, "--exact", "collected::changes_a_graph_until_it_is_killed", "--ignored"];
+        let running = Command::new(&scratch.folder("run"), words).env(POOL, server.url()).start();
+        // While it fills its heap, or when it collects all the time.
+        let bytes = random.u64(1..7) * MIB;
+        wait_until("the process uses its heap", || server.metric("farfield_used_bytes") >= bytes);
+        std::thread::sleep(Duration::from_millis(random.u64(..30)));
+        assert!(!running.is_over());
+        drop(running);
+        for name in ["farfield_used_bytes", "farfield_reserved_bytes", "farfield_regions"] {
+            wait_until(name, || server.metric(name) == 0);
+        }
+    }
 }

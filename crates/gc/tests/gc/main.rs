@@ -9,4 +9,5 @@ mod evacuation;
 mod graph;
 mod rules;
 mod shadow;
+mod shapes;
 mod tracers;

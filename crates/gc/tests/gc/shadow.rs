@@ -33,8 +33,8 @@ fn a_quarter_near_on_one_thread() {
 }
 
 #[test]
-fn a_quarter_near_on_four_threads() {
-    run(2, 6, Size { roots: 2000, bytes: 3000 }, 4, operations(28_000));
+fn a_quarter_near_on_many_threads() {
+    run(2, 6, Size { roots: 2000, bytes: 3000 }, if is_deep() { 8 } else { 4 }, operations(28_000));
 }
 
 #[test]
