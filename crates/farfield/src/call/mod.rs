@@ -14,16 +14,26 @@
 mod bytes;
 mod call_mut;
 mod entries;
+mod flat;
+#[cfg(test)]
+mod flat_tests;
 mod fold;
 mod function;
 mod function_mut;
 mod items;
+mod map_fold;
+#[cfg(test)]
+mod map_fold_tests;
 mod overlay;
 mod part;
 mod place;
 mod place_mut;
 #[cfg(test)]
+mod short_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traversal_tests;
 mod view_mut;
 mod view_options;
 #[cfg(test)]
@@ -35,10 +45,12 @@ mod walk_tests;
 pub use bytes::{BytesRef, TextRef};
 pub use call_mut::HeapCallMut;
 pub use entries::{EntriesRef, EntryCursor};
-pub use fold::{FarFold, FarFoldable, Fold, HeapFold};
+pub use flat::{FlatCursor, FlatRef};
+pub use fold::{FarFold, FarFoldable, FarTraversal, Fold, HeapFold};
 pub use function::{AtServer, FarFunction};
 pub use function_mut::{AtServerMut, FarFunctionMut};
 pub use items::{ItemCursor, ItemsRef};
+pub use map_fold::{HeapMapFold, MapEntries, MapEntriesRef};
 pub use place::FarPlace;
 pub use place_mut::FarPlaceMut;
 pub use view_mut::{FarMut, FarViewMut};
@@ -47,7 +59,7 @@ pub use view_traits::{FarRef, FarView};
 /// What the code of `#[derive(FarView)]` uses, and what travels with a call.
 #[doc(hidden)]
 pub mod view {
-    pub use super::fold::FoldArgument;
+    pub use super::fold::{FoldArgument, FoldEnd};
     pub use super::function::{FarAnswer, FarArgument};
     pub use super::function_mut::{Changed, Changing, ChangingArgument};
     pub use super::overlay::{ChangeList, ChangeStop, OverlayLimits, ValueChange};
@@ -72,7 +84,7 @@ use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
 use function::{FarAnswer, FarArgument};
 use part::{ImageError, RootImage};
-use place::{FarSpan, HeapPlace, HeapStop, RegionStop};
+use place::{FarSpan, HeapPlace, HeapStop, RegionStop, StepCounter};
 use std::time::Instant;
 use view_traits::ViewTypes;
 
@@ -180,7 +192,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     }
 
     fn run_at_client(&self, began: Instant, steps: &mut u64) -> Result<F::Answer, OffloadError> {
-        let place = HeapPlace::new(self.core, self.steps_max, began, self.within);
+        let place = HeapPlace::new(self.core, StepCounter::new(self.steps_max, began, self.within));
         let mut function = pin!(F::run(&place, self.root, self.argument.clone()));
         // The place never waits without blocking the thread, so one poll is all.
         let polled = function.as_mut().poll(&mut Context::from_waker(Waker::noop()));
