@@ -521,6 +521,27 @@ impl<'h, F: FarTraversal> HeapFold<'h, F> {
         Ok(state)
     }
 
+    /// Runs the fold in the heap, for a task, as [`HeapCall::fetch`] does.
+    ///
+    /// # Errors
+    /// Those of [`HeapFold::run`] at the client.
+    pub async fn fetch(self) -> Result<F::State, OffloadError> {
+        let (began, mut state) = (Instant::now(), F::begin(&self.argument));
+        for piece in self.over.pieces::<F>(&self.argument) {
+            let mut place = Vec::new();
+            loop {
+                let (folded, end) = self.piece(began, piece.clone(), place, state)?.fetch().await?;
+                state = folded;
+                match end {
+                    FoldEnd::Over => return Ok(state),
+                    FoldEnd::Piece => break,
+                    FoldEnd::At(next) => place = next,
+                }
+            }
+        }
+        Ok(state)
+    }
+
     /// Returns the call that folds a piece, from a place on.
     fn piece(
         &self,

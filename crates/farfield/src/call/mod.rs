@@ -28,8 +28,11 @@ mod overlay;
 mod part;
 mod place;
 mod place_mut;
+mod place_task;
 #[cfg(test)]
 mod short_tests;
+#[cfg(test)]
+mod task_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -74,7 +77,7 @@ pub(crate) use items::{ChunkPlace, ItemKind};
 use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
 use crate::offload::OffloadError;
-use core::future::Future;
+use core::future::{Future, poll_fn};
 use core::ops::Range;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
@@ -84,7 +87,8 @@ use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
 use function::{FarAnswer, FarArgument};
 use part::{ImageError, RootImage};
-use place::{FarSpan, HeapPlace, HeapStop, RegionStop, StepCounter};
+use place::{FarSpan, HeapPlace, RegionStop, StepCounter};
+use place_task::{TaskPlace, stop_error};
 use std::time::Instant;
 use view_traits::ViewTypes;
 
@@ -175,6 +179,64 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         self.run_with(|answer, _| Ok(answer))
     }
 
+    /// Runs the function in the heap, for a task: other tasks run while its values are fetched, so the
+    /// misses of many calls overlap. It runs at the client, wherever [`HeapCall::at`] would have it run: a
+    /// call at a server keeps its thread until the answer has come.
+    ///
+    /// The task may wait without a scope, and stays on its thread
+    /// ([which tasks may do what](crate::task)).
+    ///
+    /// ```
+    /// # use farfield::{FarBox, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, task::Executor};
+    /// # #[derive(FarView)]
+    /// # struct Node { number: u64, next: Option<FarBox<Node>> }
+    /// # struct Sum;
+    /// # impl FarFunction for Sum {
+    /// #     const NAME: &'static str = "example.sum";
+    /// #     const VERSION: u32 = 1;
+    /// #     type Root = Node;
+    /// #     type Argument = ();
+    /// #     type Answer = u64;
+    /// #     async fn run<P: FarPlace>(far: &P, first: FarRef<'_, Node>, _: ()) -> Result<u64, Fault> {
+    /// #         let (mut next, mut sum) = (Some(first), 0);
+    /// #         while let Some(pointer) = next {
+    /// #             let node = far.follow(pointer).await?;
+    /// #             (sum, next) = (sum + node.number, node.next);
+    /// #         }
+    /// #         Ok(sum)
+    /// #     }
+    /// # }
+    /// # let heap = Heap::builder().near(4 << 20).build()?;
+    /// # let list = |number| heap.alloc(Node { number, next: Some(heap.alloc(Node { number, next: None })?) });
+    /// let lists: Vec<FarBox<Node>> = (0..100).map(list).collect::<Result<_, _>>()?;
+    /// let executor = Executor::new(&heap);
+    /// let sums: Vec<_> = lists.iter().map(|list| executor.spawn(heap.call::<Sum>(list, ()).fetch())).collect();
+    /// let sum = executor.block_on(async {
+    ///     let mut sum = 0;
+    ///     for one in sums {
+    ///         sum += one.await??;
+    ///     }
+    ///     Ok::<u64, Box<dyn std::error::Error>>(sum)
+    /// })?;
+    /// assert_eq!(sum, 9900);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`HeapCall::run`] at the client.
+    pub async fn fetch(self) -> Result<F::Answer, OffloadError> {
+        let place = TaskPlace::new(self.core, StepCounter::new(self.steps_max, Instant::now(), self.within));
+        let mut function = pin!(F::run(&place, self.root, self.argument));
+        poll_fn(|context| {
+            let polled = function.as_mut().poll(context);
+            match place.stopped() {
+                Some(stop) => Poll::Ready(Err(stop_error(stop))),
+                None => polled.map(|answer| answer.map_err(|fault| CallError::Fault(fault).into())),
+            }
+        })
+        .await
+    }
+
     /// Runs the function, and passes its answer to `finish`, with the side where it ran. That is part
     /// of the call: if it fails, the answer counts as none.
     fn run_with<R>(self, finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>) -> Result<R, OffloadError> {
@@ -198,8 +260,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         let polled = function.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         *steps = place.steps();
         match (place.stopped(), polled) {
-            (Some(HeapStop::Far(error)), _) => Err(error.into()),
-            (Some(HeapStop::Call(error)), _) => Err(error.into()),
+            (Some(stop), _) => Err(stop_error(stop)),
             (None, Poll::Ready(answer)) => answer.map_err(|fault| CallError::Fault(fault).into()),
             (None, Poll::Pending) => Err(CallError::Stuck.into()),
         }
