@@ -33,8 +33,33 @@ struct Node {
     payload: [u8; PAYLOAD],
     mark: char,
     is_even: bool,
+    state: State,
+    limits: (u8, Option<u64>),
     owned: [Option<FarBox<Node>>; 2],
     label: Option<FarArc<Label>>,
+}
+
+/// A state that follows from the number of its node.
+#[derive(FarView, FarViewMut, Clone, Copy)]
+#[repr(u8)]
+enum State {
+    Empty,
+    Small(u8),
+    Large { number: u64, of: Option<char> },
+}
+
+impl State {
+    fn of(number: u64) -> State {
+        match number % 3 {
+            0 => State::Empty,
+            1 => State::Small(number as u8),
+            _ => State::Large { number, of: char::from_u32(number as u32) },
+        }
+    }
+}
+
+fn limits(number: u64) -> (u8, Option<u64>) {
+    (number as u8, number.checked_sub(1 << 62))
 }
 
 /// What [`Work`] does at the end of a way.
@@ -86,6 +111,12 @@ impl FarFunctionMut for Work {
                     node.payload[at] = node.number as u8;
                     node.mark = char::from(node.number as u8);
                     node.is_even = node.number.is_multiple_of(2);
+                    node.limits = limits(node.number);
+                    node.state = match State::of(node.number) {
+                        State::Empty => StateViewMut::Empty,
+                        State::Small(number) => StateViewMut::Small(number),
+                        State::Large { number, of } => StateViewMut::Large { number, of },
+                    };
                     far.store(pointer, node).await?;
                 } else {
                     far.change(pointer, |node| node.payload[at] ^= 1).await?;
@@ -105,7 +136,7 @@ impl FarFunctionMut for Work {
 }
 
 /// The plain fields of a node, in which each byte of the payload counts.
-type Seen = (u64, u64, char, bool);
+type Seen = (u64, u64, char, bool, u64);
 
 /// All nodes, depth first.
 struct Collect;
@@ -121,7 +152,13 @@ impl FarFunction for Collect {
         let (mut left, mut seen) = (vec![root], Vec::new());
         while let Some(pointer) = left.pop() {
             let node = far.follow(pointer).await?;
-            seen.push((node.number, weigh(&node.payload), node.mark, node.is_even));
+            let state = match node.state {
+                StateView::Empty => 1,
+                StateView::Small(number) => 2 + u64::from(number),
+                StateView::Large { number, of } => number.rotate_left(9) ^ of.map_or(3, u64::from),
+            };
+            let state = state.wrapping_add(u64::from(node.limits.0) << 7 ^ node.limits.1.unwrap_or(5));
+            seen.push((node.number, weigh(&node.payload), node.mark, node.is_even, state));
             left.extend(node.owned.iter().flatten());
         }
         Ok(seen)
@@ -130,6 +167,17 @@ impl FarFunction for Collect {
 
 fn weigh(payload: &[u8; PAYLOAD]) -> u64 {
     payload.iter().fold(0, |sum, byte| u64::wrapping_mul(sum, 257) + u64::from(*byte))
+}
+
+/// Weight of the state and the limits that follow from a number.
+fn weigh_state(number: u64) -> u64 {
+    let state = match State::of(number) {
+        State::Empty => 1,
+        State::Small(number) => 2 + u64::from(number),
+        State::Large { number, of } => number.rotate_left(9) ^ of.map_or(3, u64::from),
+    };
+    let (low, high) = limits(number);
+    state.wrapping_add(u64::from(low) << 7 ^ high.unwrap_or(5))
 }
 
 /// The same structure here, by which answers and changes are known.
@@ -170,7 +218,7 @@ impl Model {
     fn collect(&self) -> Vec<Seen> {
         let (mut left, mut seen) = (vec![self], Vec::new());
         while let Some(node) = left.pop() {
-            seen.push((node.number, weigh(&node.payload), node.mark, node.is_even));
+            seen.push((node.number, weigh(&node.payload), node.mark, node.is_even, weigh_state(node.number)));
             left.extend(node.owned.iter().flatten().map(|node| &**node));
         }
         seen
@@ -202,7 +250,9 @@ fn make(heap: &Heap, random: &mut Rng, shape: u8, nodes: usize) -> (FarBox<Node>
         let label = (random.u8(..4) == 0).then(|| &labels[random.usize(..labels.len())]);
         let number = random.u64(..);
         let (payload, mark) = ([index as u8; PAYLOAD], 'x');
-        let node = Node { number, payload, mark, is_even: false, owned, label: label.map(|(label, _)| label.clone()) };
+        let (state, limits) = (State::of(number), limits(number));
+        let far_label = label.map(|(label, _)| label.clone());
+        let node = Node { number, payload, mark, is_even: false, state, limits, owned, label: far_label };
         let label = label.map(|(_, of)| *of);
         let model = Model { number, payload, mark, is_even: false, owned: models, label };
         made.push((heap.alloc(node).unwrap(), model));
@@ -258,6 +308,7 @@ fn change_near(heap: &Heap, random: &mut Rng, shape: u8, (root, model): &mut (Fa
         (node, of) = next.zip(of.owned[branch].as_deref_mut()).expect("it is there, on both sides");
     }
     (node.number, node.mark, node.is_even) = (number, char::from(number as u8), number.is_multiple_of(2));
+    (node.state, node.limits) = (State::of(number), limits(number));
     node.payload[at] = number as u8;
     of.set(number, at);
 }
@@ -336,14 +387,14 @@ fn functions_that_do_not_end_well_change_nothing_at_either_side() {
             let call = heap.call_mut::<Work>(&mut made.0, (trips.clone(), ending));
             call.at(place).steps(5000).changes(most).run()
         };
-        assert_eq!(call(Ending::Fault, 9999), Err(CallError::Fault(Fault::NotHere).into()), "{place:?}");
-        let looped = call(Ending::Loop, 9999);
+        assert_eq!(call(Ending::Fault, 19_999), Err(CallError::Fault(Fault::NotHere).into()), "{place:?}");
+        let looped = call(Ending::Loop, 19_999);
         assert!(matches!(looped, Err(OffloadError::Call(CallError::Overrun { .. }))), "{place:?}: {looped:?}");
         let many = call(Ending::Well, 300);
         let Err(OffloadError::TooManyChanges { bytes, most: 300 }) = many else { panic!("{place:?}: {many:?}") };
         assert!((301..400).contains(&bytes), "it ends with the first one too many: {bytes}");
         if place == Where::Server {
-            let panicked = call(Ending::Panic, 9999);
+            let panicked = call(Ending::Panic, 19_999);
             assert!(matches!(panicked, Err(OffloadError::Call(CallError::Panicked))), "{panicked:?}");
         }
         assert!(heap.call::<Collect>(&made.0, ()).at(Where::Client).run().unwrap() == expected, "{place:?}");
@@ -458,7 +509,9 @@ fn no_change_is_lost_while_others_change_what_shares_its_pages() {
             others.push(heap.alloc([0u64; 20]).unwrap());
             let (node, model) = made.take().map_or((None, None), |(node, model)| (Some(node), Some(Box::new(model))));
             let (number, payload, mark) = (random.u64(..), [0; PAYLOAD], 'x');
-            let node = Node { number, payload, mark, is_even: false, owned: [node, None], label: None };
+            let (state, limits) = (State::of(number), limits(number));
+            let owned = [node, None];
+            let node = Node { number, payload, mark, is_even: false, state, limits, owned, label: None };
             let model = Model { number, payload, mark, is_even: false, owned: [model, None], label: None };
             made = Some((heap.alloc(node).unwrap(), model));
         }

@@ -4,8 +4,9 @@
 //! not written back; a map of another build, whose nodes lie otherwise. `FARFIELD_SEED` repeats the choices.
 
 use farfield::{
-    AtServer, CallError, FarBTreeMap, FarBox, FarFold, FarFunction, FarList, FarPlace, FarQueue, FarRef, FarString,
-    FarVec, FarView, Fault, Fold, Heap, OffloadError, Plane, Where,
+    AtServer, CallError, FarArc, FarBTreeMap, FarBox, FarFlatMap, FarFold, FarFoldable, FarFunction, FarList, FarMap,
+    FarPlace, FarQueue, FarRef, FarString, FarTraversal, FarVec, FarView, Fault, Fold, Heap, MapEntries, OffloadError,
+    Plane, SeededState, Where,
 };
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, heap_at, seeded, serve_here};
@@ -372,4 +373,344 @@ fn a_fold_of_a_list_of_any_length_goes_to_the_server_in_pieces() {
     // What was changed since is seen.
     list.for_each_mut(&mut heap.enter(), |element| element[511] += 1).unwrap();
     assert_eq!(heap.fold::<Multiples>(&list, 1).at(Where::Server).run(), Ok((20_000, 200_010_000)));
+}
+
+/// A warehouse: shelves are far values with short collections of their own, prices are in a flat map.
+#[derive(FarView, Default)]
+struct Warehouse {
+    shelves: FarVec<FarBox<Shelf>>,
+    prices: FarFlatMap<u32, u64, SeededState>,
+}
+
+#[derive(FarView)]
+struct Shelf {
+    items: FarList<u32>,
+    weights: FarVec<u16>,
+    visits: FarQueue<(u64, bool)>,
+}
+
+/// Value of the items on some shelves, weight of these, and a digest of the visits, from the last to the first.
+type Inventory = (u64, u64, u64);
+
+struct TakeInventory;
+
+impl FarFunction for TakeInventory {
+    const NAME: &'static str = "test.take_inventory";
+    const VERSION: u32 = 1;
+    type Root = Warehouse;
+    type Argument = Range<u32>;
+    type Answer = Inventory;
+
+    async fn run<P: FarPlace>(far: &P, root: FarRef<'_, Warehouse>, some: Range<u32>) -> Result<Inventory, Fault> {
+        let warehouse = far.follow(root).await?;
+        let mut found = (0u64, 0u64, 0u64);
+        let mut shelves = far.items_in(warehouse.shelves, some.start as usize..some.end as usize);
+        while let Some(shelf) = shelves.next().await? {
+            let shelf = far.follow(shelf).await?;
+            let mut items = far.items(shelf.items);
+            while let Some(item) = items.next().await? {
+                found.0 = found.0.wrapping_add(far.lookup(warehouse.prices, item).await?.unwrap_or(1));
+            }
+            let mut weights = far.items(shelf.weights);
+            while let Some(weight) = weights.next().await? {
+                found.1 += u64::from(weight);
+            }
+            let mut visits = far.items(shelf.visits).rev();
+            while let Some((visit, is_long)) = visits.next().await? {
+                found.2 = found.2.rotate_left(5) ^ visit ^ u64::from(is_long);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Number and sum of the prices below a limit.
+struct Cheap;
+
+impl FarFold for Cheap {
+    const NAME: &'static str = "test.cheap";
+    const VERSION: u32 = 1;
+    type Over = FarFlatMap<u32, u64, SeededState>;
+    type Argument = u64;
+    type State = (u64, u64);
+
+    fn begin(_: &u64) -> (u64, u64) {
+        (0, 0)
+    }
+
+    fn step(state: &mut (u64, u64), (_, price): (u32, u64), limit: &u64) -> ControlFlow<()> {
+        if price < *limit {
+            *state = (state.0 + 1, state.1.wrapping_add(price));
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+type ShelfTwin = (VecDeque<u32>, Vec<u16>, VecDeque<(u64, bool)>);
+
+/// The same warehouse here.
+#[derive(Default)]
+struct WarehouseTwin {
+    shelves: Vec<ShelfTwin>,
+    prices: BTreeMap<u32, u64>,
+}
+
+impl WarehouseTwin {
+    fn take_inventory(&self, some: Range<u32>) -> Inventory {
+        let mut found = (0u64, 0u64, 0u64);
+        let end = self.shelves.len().min(some.end as usize);
+        for (items, weights, visits) in &self.shelves[end.min(some.start as usize)..end] {
+            let price = |item: &u32| self.prices.get(item).copied().unwrap_or(1);
+            found.0 = items.iter().map(price).fold(found.0, u64::wrapping_add);
+            found.1 += weights.iter().copied().map(u64::from).sum::<u64>();
+            for (visit, is_long) in visits.iter().rev() {
+                found.2 = found.2.rotate_left(5) ^ visit ^ u64::from(*is_long);
+            }
+        }
+        found
+    }
+
+    /// Changes both in the same way.
+    fn change(&mut self, heap: &Heap, warehouse: &mut Warehouse, random: &mut Rng, times: usize) {
+        for _ in 0..times {
+            let item = random.u32(..3000);
+            if self.shelves.len() < 40 || random.u32(..200) == 0 {
+                let shelf = Shelf { items: FarList::new(), weights: FarVec::new(), visits: FarQueue::new() };
+                let shelf = heap.alloc(shelf).map_err(|error| error.error).unwrap();
+                warehouse.shelves.push(&heap.enter(), shelf).map_err(|error| error.error).unwrap();
+                self.shelves.push(ShelfTwin::default());
+            }
+            let (scope, at) = (heap.enter(), random.usize(..self.shelves.len()));
+            let twin = &mut self.shelves[at];
+            let shelf = || warehouse.shelves.get(&scope, at).unwrap().unwrap();
+            match random.u32(..8) {
+                0 | 1 => {
+                    let price = random.u64(..);
+                    let of = self.prices.insert(item, price);
+                    assert_eq!(warehouse.prices.insert(&scope, item, price).unwrap(), of);
+                }
+                2 => assert_eq!(warehouse.prices.remove(&scope, &item).unwrap(), self.prices.remove(&item)),
+                3 if shelf().get(&scope).unwrap().visits.len() > 50 => {
+                    let shelf = warehouse.shelves.get_mut(&scope, at).unwrap().unwrap().get_mut(&scope).unwrap();
+                    assert_eq!(shelf.visits.pop(&scope).unwrap(), twin.2.pop_front());
+                }
+                kind => {
+                    let shelf = warehouse.shelves.get_mut(&scope, at).unwrap().unwrap().get_mut(&scope).unwrap();
+                    match kind {
+                        3 | 4 => {
+                            shelf.visits.push(&scope, (u64::from(item), item.is_multiple_of(3))).unwrap();
+                            twin.2.push_back((u64::from(item), item.is_multiple_of(3)));
+                        }
+                        5 => {
+                            shelf.weights.push(&scope, item as u16).unwrap();
+                            twin.1.push(item as u16);
+                        }
+                        6 => assert_eq!(shelf.items.pop_front(&scope).unwrap(), twin.0.pop_front()),
+                        _ => {
+                            shelf.items.push_back(&scope, item).unwrap();
+                            twin.0.push_back(item);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn short_collections_of_far_values_and_flat_maps_are_read_alike_at_both_sides_while_they_change() {
+    let functions = Registry::standard().with::<AtServer<TakeInventory>>().with::<AtServer<Fold<Cheap>>>();
+    let (_server, urls) = serve(functions);
+    let mut random = seeded(3930);
+    for url in &urls {
+        let heap = heap(url, Plane::Page);
+        let (mut warehouse, mut twin) = (Warehouse::default(), WarehouseTwin::default());
+        for round in 0..40 {
+            let times = if round % 10 == 0 { 4000 } else { random.usize(..60) };
+            twin.change(&heap, &mut warehouse, &mut random, times);
+            let start = random.u32(..30);
+            let some = start..random.u32(start..80);
+            let limit = random.u64(..);
+            let cheap = twin.prices.values().filter(|price| **price < limit);
+            let cheap = (cheap.clone().count() as u64, cheap.fold(0u64, |sum, price| sum.wrapping_add(*price)));
+            for place in PLACES {
+                let found = heap.call::<TakeInventory>(&warehouse, some.clone()).at(place).run();
+                assert_eq!(found, Ok(twin.take_inventory(some.clone())), "round {round} {place:?} {url}");
+                let folded = heap.fold::<Cheap>(&warehouse.prices, limit).at(place).run();
+                assert_eq!(folded, Ok(cheap), "round {round} {place:?} {url}");
+            }
+        }
+        // What is clean is read where it is: nothing is written, and nothing comes near.
+        let all = || heap.call::<TakeInventory>(&warehouse, 0..1000).at(Where::Server).run();
+        assert_eq!(all(), Ok(twin.take_inventory(0..1000)));
+        let before = heap.stats();
+        assert_eq!(all(), Ok(twin.take_inventory(0..1000)));
+        let after = heap.stats();
+        assert_eq!((before.written_pages, before.misses), (after.written_pages, after.misses));
+        drop(warehouse);
+        heap.verify();
+    }
+}
+
+/// What is behind the elements of a list.
+#[derive(FarView)]
+struct Behind {
+    number: u64,
+    payload: [u64; 40],
+    deeper: Option<FarArc<Behind>>,
+}
+
+/// Sum of all numbers behind the elements, for those elements whose tag is a multiple.
+struct SumBehind;
+
+impl FarTraversal for SumBehind {
+    const NAME: &'static str = "test.sum_behind";
+    const VERSION: u32 = 1;
+    const PIECE_ELEMENTS: usize = 500;
+    type Over = FarList<(u64, FarBox<Behind>)>;
+    type Argument = u64;
+    type State = (u64, u64);
+
+    fn begin(_: &u64) -> (u64, u64) {
+        (0, 0)
+    }
+
+    async fn visit<'f, P: FarPlace>(
+        far: &'f P,
+        state: &mut (u64, u64),
+        (tag, first): <Self::Over as FarFoldable>::Item<'f>,
+        of: &u64,
+    ) -> Result<ControlFlow<()>, Fault> {
+        if tag.is_multiple_of(*of) {
+            let mut next = Some(first);
+            while let Some(pointer) = next {
+                let behind = far.follow(pointer).await?;
+                *state = (state.0 + 1, state.1.wrapping_add(behind.number ^ behind.payload[39]));
+                next = behind.deeper;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+#[test]
+fn a_fold_that_follows_pointers_goes_to_the_server_in_pieces_and_sees_what_changed() {
+    let (_server, [tcp, shared]) = serve(Registry::standard().with::<AtServer<Fold<SumBehind>>>());
+    let mut random = seeded(3931);
+    for url in [tcp, shared] {
+        let heap = heap(&url, Plane::Page);
+        let behind = |number: u64, deeper| Behind { number, payload: [number; 40], deeper };
+        let ends: Vec<FarArc<Behind>> =
+            (0..20).map(|number| heap.alloc_shared(behind(number, None)).unwrap()).collect();
+        let (mut list, mut twin) = (FarList::new(), Vec::new());
+        for tag in 0..3000u64 {
+            let end = random.bool().then(|| random.usize(..ends.len()));
+            let number = random.u64(..);
+            let first = heap.alloc(behind(number, end.map(|end| ends[end].clone()))).unwrap();
+            list.push_back(&heap.enter(), (tag, first)).map_err(|error| error.error).unwrap();
+            twin.push((number, number, end));
+        }
+        for round in 0..5 {
+            for of in [1, 7, 4000] {
+                let mut expected = (0, 0u64);
+                for (number, payload, end) in twin.iter().step_by(of as usize) {
+                    expected = (expected.0 + 1, expected.1.wrapping_add(number ^ payload));
+                    // Those that are shared have the same number in both fields.
+                    expected.0 += u64::from(end.is_some());
+                }
+                for place in PLACES {
+                    let folded = heap.fold::<SumBehind>(&list, of).at(place).run();
+                    assert_eq!(folded, Ok(expected), "round {round} {place:?} of {of}");
+                }
+            }
+            let (mut index, changed) = (0, random.usize(..3000));
+            let scope = &mut heap.enter();
+            list.for_each_mut(scope, |(_, first)| {
+                if index % 100 == changed % 100 {
+                    first.write(|first| first.number = first.number.wrapping_add(changed as u64)).unwrap();
+                    twin[index].0 = twin[index].0.wrapping_add(changed as u64);
+                }
+                index += 1;
+            })
+            .unwrap();
+        }
+        let before = heap.stats().misses;
+        heap.fold::<SumBehind>(&list, 1).at(Where::Server).run().unwrap();
+        assert_eq!(heap.stats().misses, before, "nothing comes near");
+        drop(list);
+        drop(ends);
+        heap.verify();
+    }
+}
+
+/// Number and sum of the values of keys that are multiples.
+struct OfMultiples;
+
+impl FarFold for OfMultiples {
+    const NAME: &'static str = "test.of_multiples";
+    const VERSION: u32 = 1;
+    type Over = MapEntries<u32, [u64; 12]>;
+    type Argument = u32;
+    type State = (u64, u64);
+
+    fn begin(_: &u32) -> (u64, u64) {
+        (0, 0)
+    }
+
+    fn step(state: &mut (u64, u64), (key, value): (u32, [u64; 12]), of: &u32) -> ControlFlow<()> {
+        if key.is_multiple_of(*of) {
+            *state = (state.0 + 1, state.1.wrapping_add(value[11]));
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+#[test]
+fn a_fold_of_a_map_sees_what_threads_have_changed_before() {
+    let (_server, urls) = serve(Registry::standard().with::<AtServer<Fold<OfMultiples>>>());
+    let mut random = seeded(3932);
+    for url in &urls {
+        let heap = heap(url, Plane::Page);
+        let mut map: FarMap<u32, [u64; 12]> = FarMap::new(&heap).unwrap();
+        let mut twin = BTreeMap::new();
+        for round in 0..12 {
+            let changes: Vec<(u32, Option<u64>)> = (0..if round % 6 == 0 { 10_000 } else { 50 })
+                .map(|_| (random.u32(..9000), (random.u8(..5) > 0).then(|| random.u64(..))))
+                .collect();
+            // Each thread has keys of its own, so that it is known which change is the last one of a key.
+            std::thread::scope(|threads| {
+                for share in 0..2 {
+                    let (heap, map, changes) = (&heap, &map, &changes);
+                    threads.spawn(move || {
+                        for (key, value) in changes.iter().filter(|(key, _)| key % 2 == share) {
+                            let scope = heap.enter();
+                            let _before = match value {
+                                Some(value) => map.insert(&scope, *key, [*value; 12]).unwrap(),
+                                None => map.remove(&scope, key).unwrap(),
+                            };
+                        }
+                    });
+                }
+            });
+            for (key, value) in changes {
+                let _before = match value {
+                    Some(value) => twin.insert(key, value),
+                    None => twin.remove(&key),
+                };
+            }
+            for of in [1, 3, 10_000] {
+                let values = twin.iter().filter(|(key, _)| key.is_multiple_of(of)).map(|(_, value)| *value);
+                let expected = (values.clone().count() as u64, values.fold(0, u64::wrapping_add));
+                for place in PLACES {
+                    let folded = heap.fold_map::<OfMultiples, _, _, _>(&mut map, of).at(place).run();
+                    assert_eq!(folded, Ok(expected), "round {round} {place:?} of {of}");
+                }
+            }
+        }
+        let before = heap.stats().misses;
+        heap.fold_map::<OfMultiples, _, _, _>(&mut map, 1).at(Where::Server).run().unwrap();
+        assert_eq!(heap.stats().misses, before, "nothing comes near");
+        drop(map);
+        heap.verify();
+    }
 }

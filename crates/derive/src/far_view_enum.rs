@@ -6,7 +6,7 @@
 use crate::far_view::no_destructor;
 use proc_macro2::{Span, TokenStream as Tokens};
 use quote::{format_ident, quote};
-use syn::{DataEnum, DeriveInput, Error, Ident, Variant, parse_quote};
+use syn::{DataEnum, DeriveInput, Error, Ident, Type, Variant, parse_quote};
 
 /// Integer types that can be the tag of an enum.
 const TAGS: [&str; 12] = ["u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize"];
@@ -27,18 +27,9 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
     let about = format!(
         "What a function reads of a [`{name}`]: its variant and fields, with far pointers that can be followed."
     );
-    let view_variants = variants.iter().map(EnumVariant::view);
-    let mut previous = quote!(0);
-    let tags = variants.iter().map(|variant| {
-        let tag_name = &variant.tag;
-        let number = match &variant.source.discriminant {
-            Some((_, number)) => quote!(#number),
-            None => previous.clone(),
-        };
-        previous = quote!(#tag_name + 1);
-        quote!(const #tag_name: FarfieldTag = #number;)
-    });
-    let tags: Vec<Tokens> = tags.collect();
+    let view_variants =
+        variants.iter().map(|variant| variant.view(|ty| parse_quote!(<#ty as ::farfield::FarView>::View<'farfield>)));
+    let tags = tags_of(&variants);
     let mirrors = variants.iter().map(EnumVariant::mirror);
     let layouts = variants.iter().map(EnumVariant::layout);
     let views = variants.iter().map(|variant| variant.make_view(name, &view_name));
@@ -117,8 +108,23 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
     })
 }
 
+/// Emits a constant for the tag of each variant.
+pub(crate) fn tags_of(variants: &[EnumVariant<'_>]) -> Vec<Tokens> {
+    let mut previous = quote!(0);
+    let tags = variants.iter().map(|variant| {
+        let tag_name = &variant.tag;
+        let number = match &variant.source.discriminant {
+            Some((_, number)) => quote!(#number),
+            None => previous.clone(),
+        };
+        previous = quote!(#tag_name + 1);
+        quote!(const #tag_name: FarfieldTag = #number;)
+    });
+    tags.collect()
+}
+
 /// Returns the type of the enum's tag, which its representation names.
-fn tag_of(input: &DeriveInput, data: &DataEnum) -> Result<Ident, Error> {
+pub(crate) fn tag_of(input: &DeriveInput, data: &DataEnum) -> Result<Ident, Error> {
     let mut tag = None;
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
         attribute.parse_nested_meta(|meta| {
@@ -142,31 +148,30 @@ fn tag_of(input: &DeriveInput, data: &DataEnum) -> Result<Ident, Error> {
 }
 
 /// A variant, and the names of what is emitted for it.
-struct EnumVariant<'a> {
-    source: &'a Variant,
-    tag: Ident,
+pub(crate) struct EnumVariant<'a> {
+    pub(crate) source: &'a Variant,
+    pub(crate) tag: Ident,
     mirror: Ident,
 }
 
 impl<'a> EnumVariant<'a> {
-    fn new((index, source): (usize, &'a Variant)) -> EnumVariant<'a> {
+    pub(crate) fn new((index, source): (usize, &'a Variant)) -> EnumVariant<'a> {
         let name = |text: &str| Ident::new(&format!("{text}{index}"), Span::call_site());
         EnumVariant { source, tag: name("FARFIELD_TAG_"), mirror: name("FarfieldVariant") }
     }
 
-    /// Returns the variant of the view.
-    fn view(&self) -> Tokens {
+    /// Returns the variant of the view, with fields of the types that `view_type` makes of theirs.
+    pub(crate) fn view(&self, view_type: impl Fn(&Type) -> Type) -> Tokens {
         let mut view = self.source.clone();
         (view.attrs, view.discriminant) = (Vec::new(), None);
         for field in &mut view.fields {
-            let ty = &field.ty;
-            (field.ty, field.attrs) = (parse_quote!(<#ty as ::farfield::FarView>::View<'farfield>), Vec::new());
+            (field.ty, field.attrs) = (view_type(&field.ty), Vec::new());
         }
         quote!(#view)
     }
 
     /// Returns the struct whose layout is that of the variant. The tag is its field 0.
-    fn mirror(&self) -> Tokens {
+    pub(crate) fn mirror(&self) -> Tokens {
         let (mirror, types) = (&self.mirror, self.source.fields.iter().map(|field| &field.ty));
         quote! {
             #[repr(C)]
@@ -176,7 +181,7 @@ impl<'a> EnumVariant<'a> {
     }
 
     /// Returns the offset of each field.
-    fn offsets(&self) -> impl Iterator<Item = Tokens> {
+    pub(crate) fn offsets(&self) -> impl Iterator<Item = Tokens> {
         let mirror = &self.mirror;
         (1..=self.source.fields.len()).map(move |index| {
             let index = syn::Index::from(index);

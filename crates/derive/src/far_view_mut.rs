@@ -4,6 +4,7 @@
 //! of it. Each field is described by its own type; a type that has no description is refused by the
 //! compiler.
 
+use crate::far_view_mut_enum;
 use crate::view_struct::{refuse_parameters, union_error, view_struct};
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
@@ -13,10 +14,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
     refuse_parameters(input)?;
     let fields = match &input.data {
         Data::Struct(data) => &data.fields,
-        Data::Enum(data) => {
-            let message = "a function changes fields, and an enum has others in each variant: use a struct with a tag";
-            return Err(Error::new_spanned(data.enum_token, message));
-        }
+        Data::Enum(data) => return far_view_mut_enum::expand(input, data),
         Data::Union(data) => return Err(union_error(data)),
     };
     let (name, view_name) = (&input.ident, format_ident!("{}ViewMut", input.ident));
@@ -51,6 +49,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<Tokens, Error> {
         // SAFETY: each field is `FarViewMut`, and is described, encoded and patched by its own type, at its own place.
         unsafe impl ::farfield::FarViewMut for #name {
             type ViewMut<'farfield> = #view_name<'farfield>;
+            const OWNS: bool = false #(|| <#types as ::farfield::FarViewMut>::OWNS)*;
 
             #[inline]
             fn view_mut<'farfield>(

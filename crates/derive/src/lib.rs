@@ -8,6 +8,7 @@ mod far_object;
 mod far_view;
 mod far_view_enum;
 mod far_view_mut;
+mod far_view_mut_enum;
 mod view_struct;
 
 /// Implements `FarObject` of `farfield-gc` for a struct of described fields, or for an enum without
@@ -42,7 +43,7 @@ pub fn derive_far_view(input: TokenStream) -> TokenStream {
 }
 
 /// Implements `FarViewMut` of `farfield` for a struct that is `FarView`, and whose plain fields a function may
-/// change.
+/// change, or for such an enum without far pointers.
 #[proc_macro_derive(FarViewMut)]
 pub fn derive_far_view_mut(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

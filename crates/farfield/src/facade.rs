@@ -1,6 +1,6 @@
 //! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
 
-use crate::call::{AtServer, FarFold, FarFunction, FarRef, HeapCall, HeapFold};
+use crate::call::{AtServer, FarFunction, FarRef, FarTraversal, HeapCall, HeapFold};
 use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
@@ -238,9 +238,10 @@ impl Heap {
         HeapCall::new(self.core(), root.into(), argument)
     }
 
-    /// Prepares a fold over a collection, an element at a time. It runs at the client, or at the memory
-    /// server beside the elements ([`HeapFold::at`]).
-    pub fn fold<'h, F: FarFold>(&'h self, over: &'h F::Over, argument: F::Argument) -> HeapFold<'h, F> {
+    /// Prepares a fold over a collection, an element at a time: a [`FarFold`](crate::FarFold), or a
+    /// [`FarTraversal`] that follows pointers. It runs at the client, or at the memory server beside the
+    /// elements ([`HeapFold::at`]).
+    pub fn fold<'h, F: FarTraversal>(&'h self, over: &'h F::Over, argument: F::Argument) -> HeapFold<'h, F> {
         HeapFold::new(self.core(), over, argument)
     }
 

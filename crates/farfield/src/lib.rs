@@ -49,12 +49,12 @@ mod test_budget;
 pub use bytemuck::Pod;
 pub use call::{
     AtServer, AtServerMut, BytesRef, EntriesRef, EntryCursor, FarFold, FarFoldable, FarFunction, FarFunctionMut,
-    FarMut, FarPlace, FarPlaceMut, FarRef, FarView, FarViewMut, Fold, HeapCall, HeapCallMut, HeapFold, ItemCursor,
-    ItemsRef, TextRef, view,
+    FarMut, FarPlace, FarPlaceMut, FarRef, FarTraversal, FarView, FarViewMut, FlatCursor, FlatRef, Fold, HeapCall,
+    HeapCallMut, HeapFold, HeapMapFold, ItemCursor, ItemsRef, MapEntries, MapEntriesRef, TextRef, view,
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
-    FarString, FarVec, Index, PrefetchMode,
+    FarString, FarVec, Index, PrefetchMode, SeededHasher, SeededState, UnknownState,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};

@@ -78,12 +78,12 @@ pub enum OffloadError {
     /// A memory server has answered with changes that no function makes. Nothing has changed.
     #[error("the memory server has answered with changes that cannot be: {0}")]
     WrongChanges(&'static str),
-    /// The function met a list, a queue, a vector or the like at the server, inside of a far value. The
-    /// table that says where its elements are is near at the client, and goes along only with a root
-    /// that is near, too.
+    /// The function met a long list, queue, vector or the like at the server, or a flat map, inside of a
+    /// far value. The table that says where its elements are is near at the client, and goes along only
+    /// with a root that is near, too. Directories of very large flat maps do not go along.
     #[error(
-        "the function met a collection inside of a far value, whose table is near: make the collection a part of the \
-         root, or call with Where::Auto or Where::Client"
+        "the function met a collection whose table is near: make the collection a part of the root, or call with \
+         Where::Auto or Where::Client"
     )]
     TableNear,
     /// There are more different values than the answer may have.

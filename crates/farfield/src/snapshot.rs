@@ -5,7 +5,7 @@
 //! [`Heap::restore`]. If far memory cannot give or take a value, that is an error of the format;
 //! nothing is left out.
 
-use crate::{FarArc, FarBox, FarError, Heap};
+use crate::{FarArc, FarBox, FarError, FarWeak, Heap};
 use core::cell::Cell;
 use core::ptr::null;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
@@ -101,5 +101,20 @@ impl<T: Send + Sync + Serialize + 'static> Serialize for FarArc<T> {
 impl<'de, T: Send + Sync + Deserialize<'de> + 'static> Deserialize<'de> for FarArc<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarArc<T>, D::Error> {
         FarBox::deserialize(deserializer).map(FarArc::from)
+    }
+}
+
+/// A weak pointer owns no value, so it is written as `None`: a snapshot of its value would be another value,
+/// and that of a child that points to its parent would never end. It is restored as one that leads nowhere
+/// ([`FarWeak::new`]), as serde restores `std::sync::Weak`; whoever needs it sets it again.
+impl<T: Send + Sync + 'static> Serialize for FarWeak<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_none()
+    }
+}
+
+impl<'de, T: Send + Sync + 'static> Deserialize<'de> for FarWeak<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FarWeak<T>, D::Error> {
+        Option::<()>::deserialize(deserializer).map(|_| FarWeak::new())
     }
 }

@@ -7,7 +7,7 @@ use common::{MIB, Over, Rng, assert_in_budget, seed};
 use farfield::collections::Index;
 use farfield::{
     FarArc, FarArray, FarBTreeMap, FarBox, FarBytes, FarError, FarList, FarMap, FarQueue, FarStack, FarString, FarVec,
-    Heap, Plane,
+    FarWeak, Heap, Plane,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -327,6 +327,52 @@ fn far_values_in_far_values() {
 }
 
 /// An entry of a map has a far part larger than near memory, and is replaced while it is written, and so are many others.
+/// A folder whose children know it.
+#[derive(Serialize, Deserialize)]
+struct Folder {
+    name: String,
+    parent: FarWeak<Folder>,
+    children: FarList<FarArc<Folder>>,
+}
+
+#[test]
+fn weak_pointers_are_written_as_nothing_and_lead_nowhere() {
+    let heap = heap("seed=1", MIB);
+    let root = heap
+        .alloc_cyclic(|root| {
+            let mut children = FarList::new();
+            for number in 0..300 {
+                let child = Folder { name: number.to_string(), parent: root.clone(), children: FarList::new() };
+                let child = heap.alloc_shared(child).map_err(|error| error.error).unwrap();
+                children.push_back(&heap.enter(), child).map_err(|error| error.error).unwrap();
+            }
+            Folder { name: "root".into(), parent: FarWeak::new(), children }
+        })
+        .map_err(|error| error.error)
+        .unwrap();
+    /// What a plain program would write.
+    #[derive(Serialize)]
+    struct Twin {
+        name: String,
+        parent: Option<()>,
+        children: Vec<Twin>,
+    }
+    let child = |number: u32| Twin { name: number.to_string(), parent: None, children: Vec::new() };
+    let twin = Twin { name: "root".into(), parent: None, children: (0..300).map(child).collect() };
+    round_trip(&root, &twin, |heap, root| {
+        let children = root.read(|root| root.children.len()).unwrap();
+        assert_eq!(children, 300);
+        let scope = heap.enter();
+        let root = root.get(&scope).unwrap();
+        let child = root.children.iter(&scope).next_back().unwrap().unwrap();
+        let child = child.get(&scope).unwrap();
+        assert_eq!(child.name, "299");
+        assert!(child.parent.upgrade().is_none() && child.parent.ptr_eq(&FarWeak::new()));
+    });
+    let parents = root.read(|root| root.children.front(&heap.enter()).unwrap().unwrap().clone()).unwrap();
+    assert!(parents.read(|child| child.parent.upgrade().is_some()).unwrap(), "the heap's own still leads to it");
+}
+
 #[test]
 fn large_values_of_a_map_that_others_change() {
     const SMALL: u32 = 200;

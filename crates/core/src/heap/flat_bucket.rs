@@ -204,10 +204,18 @@ impl HashDirectory {
     /// Returns the bucket of a hash; `None` if there is no bucket.
     #[inline]
     pub fn find(&self, hash: u32) -> Option<u32> {
-        let depth = self.levels.len().checked_sub(1)?;
+        Self::find_in(self.levels.len(), hash, |level, index| self.levels[level][index])
+    }
+
+    /// Returns the bucket of a hash in a directory of so many levels, whose places `place` returns, by level
+    /// and index; `None` if there is no bucket.
+    #[inline]
+    pub fn find_in(levels: usize, hash: u32, place: impl Fn(usize, usize) -> u32) -> Option<u32> {
+        let depth = levels.checked_sub(1)?;
         let mut suffix = suffix(hash, u32_of(depth));
         loop {
-            match self.place(suffix) {
+            let (level, index) = locate(suffix);
+            match place(level, index) {
                 0 if suffix == 0 => return None,
                 0 => suffix &= !(1 << suffix.ilog2()),
                 bucket => return Some(bucket - 1),
@@ -215,10 +223,9 @@ impl HashDirectory {
         }
     }
 
-    #[inline]
-    fn place(&self, suffix: u32) -> u32 {
-        let (level, index) = locate(suffix);
-        self.levels.get(level).map_or(0, |level| level[index])
+    /// Returns the levels, each twice as long as all before it: one place, one, two, four, and so on.
+    pub fn levels(&self) -> &[Box<[u32]>] {
+        &self.levels
     }
 
     /// Adds the first bucket, with all hashes.

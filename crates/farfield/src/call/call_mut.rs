@@ -96,6 +96,30 @@ impl<F: FarFunctionMut> HeapCallMut<'_, F> {
         let (core, limits) = (call.core, call.argument.limits);
         call.run_with(|changed, side| finish::<F>(core, limits, changed, side))
     }
+
+    /// Runs the function in the heap, for a task, and applies its changes, as [`HeapCall::fetch`] and
+    /// [`HeapCallMut::run`] do: other tasks run while values come near.
+    ///
+    /// If the task is dropped, all changes are made, or none.
+    ///
+    /// # Errors
+    /// Those of [`HeapCallMut::run`] at the client.
+    pub async fn fetch(self) -> Result<F::Answer, OffloadError> {
+        let (core, limits) = (self.call.core, self.call.argument.limits);
+        let wanted = check::<F>(core, limits, self.call.fetch().await?, Side::Client)?;
+        if !wanted.changes.is_empty() {
+            // SAFETY: as `check` says. The root stays borrowed as long as this future.
+            unsafe { apply(core, &wanted) }.await?;
+        }
+        Ok(wanted.answer)
+    }
+}
+
+/// What a function has answered, and what it wants changed: the values, and what of each.
+struct CheckedChanges<A> {
+    answer: A,
+    pointers: Vec<Pointer>,
+    changes: Vec<ValueChange>,
 }
 
 /// Applies what a function wants changed that ran at this side, and returns its answer.
@@ -105,6 +129,26 @@ fn finish<F: FarFunctionMut>(
     changed: Changed<F::Answer>,
     side: Side,
 ) -> Result<F::Answer, OffloadError> {
+    let wanted = check::<F>(core, limits, changed, side)?;
+    if !wanted.changes.is_empty() {
+        // SAFETY: as `check` says.
+        Executor::of(core).block_on(unsafe { apply(core, &wanted) })?;
+    }
+    Ok(wanted.answer)
+}
+
+/// Checks what a function wants changed that ran at this side.
+///
+/// Each run lies within a plain field of its type, and makes a value of it. A function that ran here has
+/// stored to values of their types only. So has one that ran at a server, which is believed
+/// (docs/design/trust.md), as far as this cannot tell. The root is borrowed mutably, and what boxes own
+/// that it owns has no other owner (`FarMut`).
+fn check<F: FarFunctionMut>(
+    core: &HeapInner,
+    limits: OverlayLimits,
+    changed: Changed<F::Answer>,
+    side: Side,
+) -> Result<CheckedChanges<F::Answer>, OffloadError> {
     let types = OwnedTypes::of::<F::Root>();
     match changed {
         Changed::Done(answer, list) => {
@@ -115,13 +159,7 @@ fn finish<F: FarFunctionMut>(
             };
             let pointers: Option<Vec<Pointer>> = list.changes.iter().map(pointer).collect();
             let pointers = pointers.ok_or(OffloadError::WrongChanges("one is of a value that is not there"))?;
-            // SAFETY: `check` has found each run within a plain field of its type, and a value of it. A
-            // function that ran here has stored to values of their types only. So has one that ran at
-            // a server, which is believed (docs/design/trust.md), as far as `pointer_of_server` and
-            // `check` cannot tell. The root is borrowed mutably, and what boxes own that it owns has
-            // no other owner (`FarMut`).
-            unsafe { apply(core, &pointers, &list.changes)? };
-            Ok(answer)
+            Ok(CheckedChanges { answer, pointers, changes: list.changes })
         }
         // As many as the call allows, but more than an answer of a server has room for.
         Changed::Stopped(ChangeStop::TooMany { bytes }) if bytes <= limits.bytes_max => {
@@ -137,20 +175,16 @@ fn finish<F: FarFunctionMut>(
     }
 }
 
-/// Changes all of these values, or none. The pointers are theirs, in the same order.
+/// Changes all of these values, or none.
 ///
 /// # Safety
 /// A value of the change's type is at each pointer, and nobody else accesses it. Its runs lie within
 /// plain fields of the type, and make values of them.
-unsafe fn apply(core: &HeapInner, pointers: &[Pointer], changes: &[ValueChange]) -> Result<(), FarError> {
-    if changes.is_empty() {
-        return Ok(());
-    }
+async unsafe fn apply<A>(core: &HeapInner, wanted: &CheckedChanges<A>) -> Result<(), FarError> {
     // All are near before anything changes, and stay until the end of the scope.
     let scope = Scope::new(core);
-    let addresses = BatchGet::new(&scope, pointers.iter().collect(), AccessMode::Write);
-    let addresses = Executor::of(core).block_on(addresses)?;
-    for (address, change) in addresses.into_iter().zip(changes) {
+    let addresses = BatchGet::new(&scope, wanted.pointers.iter().collect(), AccessMode::Write).await?;
+    for (address, change) in addresses.into_iter().zip(&wanted.changes) {
         for run in &change.runs {
             // SAFETY: the value begins at this address, which is valid as long as the scope. The caller
             // promises that the run lies in it, that nobody else accesses it, and that it is a value of

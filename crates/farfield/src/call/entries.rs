@@ -142,15 +142,35 @@ struct Pending<'f> {
     next: NextInNode,
 }
 
-/// What a walk does in a node.
+/// What a walk does in a node. A walk backwards does the same from the other end.
 #[derive(Clone, Copy, Debug)]
 enum NextInNode {
     /// Find the first entry that is not before the range.
     Seek,
     /// Begin with the first entry.
     Start,
-    /// Go on with this entry of an inner node, and with the child behind it.
+    /// Go on with this entry of an inner node, and with the child behind it. Backwards: with the entry
+    /// before the child of this number, and with the child before that.
     Entry(usize),
+}
+
+/// Numbers of the first two kinds in a place of a walk. Nodes have fewer entries.
+const START: u16 = u16::MAX;
+const SEEK: u16 = u16::MAX - 1;
+
+/// Direction of a walk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WalkDirection {
+    Forwards,
+    Backwards,
+}
+
+impl WalkDirection {
+    /// Returns where a key lies, seen from a range in the direction of the walk: before it, in it, or
+    /// beyond it.
+    fn seen(self, position: Ordering) -> Ordering {
+        if self == WalkDirection::Forwards { position } else { position.reverse() }
+    }
 }
 
 /// Children that are fetched ahead.
@@ -161,7 +181,9 @@ const WINDOW: usize = 4;
 /// It reads a leaf at a time, of about a page.
 pub struct EntryCursor<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> {
     far: &'f P,
+    map: EntriesRef<'f, K, V>,
     position: B,
+    direction: WalkDirection,
     way: Vec<Pending<'f>>,
     entries: Vec<(K::View<'f>, V::View<'f>)>,
     /// The next one of those that were read.
@@ -188,7 +210,15 @@ struct NodeFound<'f> {
 impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> EntryCursor<'f, P, K, V, B> {
     pub(super) fn new(far: &'f P, map: EntriesRef<'f, K, V>, position: B) -> EntryCursor<'f, P, K, V, B> {
         let root = map.root.map(|node| Pending { node, height: map.height, next: NextInNode::Seek });
-        EntryCursor { far, position, way: root.into_iter().collect(), entries: Vec::new(), next: 0 }
+        let (way, direction) = (root.into_iter().collect(), WalkDirection::Forwards);
+        EntryCursor { far, map, position, direction, way, entries: Vec::new(), next: 0 }
+    }
+
+    /// Returns a walk over the same range that begins with its last entry.
+    pub fn rev(self) -> EntryCursor<'f, P, K, V, B> {
+        let direction =
+            if self.direction == WalkDirection::Forwards { WalkDirection::Backwards } else { WalkDirection::Forwards };
+        EntryCursor { direction, ..EntryCursor::new(self.far, self.map, self.position) }
     }
 
     /// Returns the next entry of the range, if there is one.
@@ -201,7 +231,7 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
         loop {
             while let Some(entry) = self.entries.get(self.next) {
                 self.next += 1;
-                match (self.position)(&entry.0) {
+                match self.direction.seen((self.position)(&entry.0)) {
                     Ordering::Less => {}
                     Ordering::Equal => return Ok(Some(*entry)),
                     Ordering::Greater => {
@@ -231,6 +261,52 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
         Ok(count)
     }
 
+    /// Returns where the walk is, if all that was read has been returned: for each node on the way, what
+    /// it does there.
+    pub(super) fn place(&self) -> Option<Vec<u16>> {
+        let step = |pending: &Pending<'f>| match pending.next {
+            NextInNode::Entry(index) => index as u16,
+            NextInNode::Start => START,
+            NextInNode::Seek => SEEK,
+        };
+        (self.next >= self.entries.len()).then(|| self.way.iter().map(step).collect())
+    }
+
+    /// Goes to a place of a walk over the same tree and range. Takes a step for each level.
+    pub(super) async fn resume(&mut self, place: &[u16]) -> Result<(), Fault> {
+        self.end();
+        let (mut node, mut height) = (self.map.root, Some(self.map.height));
+        for (level, step) in place.iter().enumerate() {
+            let next = match *step {
+                START => NextInNode::Start,
+                SEEK => NextInNode::Seek,
+                index => NextInNode::Entry(index.into()),
+            };
+            let pending = node.zip(height).map(|(node, height)| Pending { node, height, next });
+            self.way.extend(pending);
+            if level + 1 == place.len() && pending.is_some() {
+                return Ok(());
+            }
+            // The next node on the way is the child behind the entry.
+            node = match (pending, next) {
+                (Some(Pending { node, height: 1.., .. }), NextInNode::Entry(child)) => {
+                    let look = |part: &PartBytes<'_, 'f>| {
+                        // SAFETY: as in `visit`.
+                        let node = unsafe { NodeBytes::<K, V>::of(part, EntriesRef::<K, V>::INNER) }?;
+                        Some(if child <= node.len { node.child(child) } else { None })
+                    };
+                    self.far.look(node.part(0, EntriesRef::<K, V>::INNER.bytes), look).await?
+                }
+                _ => None,
+            };
+            height = height.and_then(|height| height.checked_sub(1));
+        }
+        // A place that the tree does not have: only a server can say it.
+        self.end();
+        self.far.yield_now().await;
+        Err(Fault::OutOfRange { offset: 0 })
+    }
+
     fn end(&mut self) {
         self.way.clear();
         self.entries.clear();
@@ -241,14 +317,14 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
     /// returns the number. After an error, the node is still the last one.
     async fn visit(&mut self, pending: Pending<'f>, is_count: bool) -> Result<usize, Fault> {
         let layout = if pending.height == 0 { EntriesRef::<K, V>::LEAF } else { EntriesRef::<K, V>::INNER };
-        let (position, entries) = (&self.position, &mut self.entries);
+        let (position, direction, entries) = (&self.position, self.direction, &mut self.entries);
         let look = |part: &PartBytes<'_, 'f>| {
             // SAFETY: in this process, a tree names its nodes, and leaves have height 0. A place reads the
             // part that it was asked for (`FarPlace` is sealed).
             let node = unsafe { NodeBytes::<K, V>::of(part, layout) }?;
             match pending.height {
-                0 => look_at_leaf(&node, pending, position, is_count, entries),
-                _ => look_at_inner(&node, pending, position, is_count, entries),
+                0 => look_at_leaf(&node, pending, direction, position, is_count, entries),
+                _ => look_at_inner(&node, pending, direction, position, is_count, entries),
             }
         };
         let found = self.far.look(pending.node.part(0, layout.bytes), look).await?;
@@ -266,22 +342,36 @@ impl<'f, P: FarPlace, K: FarView, V: FarView, B: Fn(&K::View<'f>) -> Ordering> E
 fn look_at_leaf<'f, K: FarView, V: FarView>(
     node: &NodeBytes<'_, '_, 'f, K, V>,
     pending: Pending<'f>,
+    direction: WalkDirection,
     position: &impl Fn(&K::View<'f>) -> Ordering,
     is_count: bool,
     entries: &mut Vec<(K::View<'f>, V::View<'f>)>,
 ) -> Option<NodeFound<'f>> {
     let mut found = NodeFound { again: None, child: None, count: 0, is_over: false, ahead: [None; WINDOW] };
-    let start = match pending.next {
-        NextInNode::Seek => node.count_while(|key| position(key).is_lt())?,
-        NextInNode::Start | NextInNode::Entry(_) => 0,
-    };
+    let is_sought = matches!(pending.next, NextInNode::Seek);
+    let before = || node.count_while(|key| position(key).is_lt());
+    let until = || node.count_while(|key| position(key).is_le());
     if is_count {
-        let end = node.count_while(|key| position(key).is_le())?;
-        (found.count, found.is_over) = (end.saturating_sub(start), end < node.len);
+        // At the end at which the walk has come into the leaf, nothing is out of the range.
+        let (start, end) = match direction {
+            WalkDirection::Forwards => (if is_sought { before()? } else { 0 }, until()?),
+            WalkDirection::Backwards => (before()?, if is_sought { until()? } else { node.len }),
+        };
+        found.count = end.saturating_sub(start);
+        found.is_over = if direction == WalkDirection::Forwards { end < node.len } else { start > 0 };
         return Some(found);
     }
-    for index in start..node.len {
-        entries.push(node.entry(index)?);
+    match direction {
+        WalkDirection::Forwards => {
+            for index in if is_sought { before()? } else { 0 }..node.len {
+                entries.push(node.entry(index)?);
+            }
+        }
+        WalkDirection::Backwards => {
+            for index in (0..if is_sought { until()? } else { node.len }).rev() {
+                entries.push(node.entry(index)?);
+            }
+        }
     }
     Some(found)
 }
@@ -289,33 +379,44 @@ fn look_at_leaf<'f, K: FarView, V: FarView>(
 fn look_at_inner<'f, K: FarView, V: FarView>(
     node: &NodeBytes<'_, '_, 'f, K, V>,
     pending: Pending<'f>,
+    direction: WalkDirection,
     position: &impl Fn(&K::View<'f>) -> Ordering,
     is_count: bool,
     entries: &mut Vec<(K::View<'f>, V::View<'f>)>,
 ) -> Option<NodeFound<'f>> {
     let Pending { node: at, height, next } = pending;
     let mut found = NodeFound { again: None, child: None, count: 0, is_over: false, ahead: [None; WINDOW] };
-    // The entry comes before the child behind it.
-    let (child, below) = match next {
-        NextInNode::Seek => (node.count_while(|key| position(key).is_lt())?, NextInNode::Seek),
-        NextInNode::Start => (0, NextInNode::Start),
-        NextInNode::Entry(index) if index >= node.len => return Some(found),
-        NextInNode::Entry(index) => {
-            let key = node.key(index)?;
-            match position(&key) {
-                Ordering::Greater => found.is_over = true,
-                Ordering::Equal if is_count => found.count = 1,
-                Ordering::Equal => entries.push(node.entry(index)?),
-                Ordering::Less => {}
-            }
-            (index + 1, NextInNode::Start)
+    // An entry of the node, and the child that the walk comes to after it.
+    let step = match (direction, next) {
+        (WalkDirection::Forwards, NextInNode::Seek) => (None, node.count_while(|key| position(key).is_lt())?),
+        (WalkDirection::Backwards, NextInNode::Seek) => (None, node.count_while(|key| position(key).is_le())?),
+        (WalkDirection::Forwards, NextInNode::Start) => (None, 0),
+        (WalkDirection::Backwards, NextInNode::Start) => (None, node.len),
+        (WalkDirection::Forwards, NextInNode::Entry(index)) if index < node.len => (Some(index), index + 1),
+        (WalkDirection::Backwards, NextInNode::Entry(index)) if (1..=node.len).contains(&index) => {
+            (Some(index - 1), index - 1)
         }
+        (_, NextInNode::Entry(_)) => return Some(found),
     };
+    let (entry, child) = step;
+    if let Some(index) = entry {
+        match direction.seen(position(&node.key(index)?)) {
+            Ordering::Greater => found.is_over = true,
+            Ordering::Equal if is_count => found.count = 1,
+            Ordering::Equal => entries.push(node.entry(index)?),
+            Ordering::Less => {}
+        }
+    }
+    let below = if matches!(next, NextInNode::Seek) { NextInNode::Seek } else { NextInNode::Start };
     found.again = Some(Pending { node: at, height, next: NextInNode::Entry(child) });
     found.child = Some(Pending { node: node.child(child)?, height: height - 1, next: below });
     if height == 1 && child.is_multiple_of(WINDOW) && !found.is_over {
-        for (ahead, index) in found.ahead.iter_mut().zip(child + 1..=node.len) {
-            *ahead = node.child(index);
+        for (ahead, step) in found.ahead.iter_mut().zip(1..) {
+            *ahead = match direction {
+                WalkDirection::Forwards => Some(child + step).filter(|index| *index <= node.len),
+                WalkDirection::Backwards => child.checked_sub(step),
+            }
+            .and_then(|index| node.child(index));
         }
     }
     Some(found)

@@ -1,11 +1,12 @@
 //! Elements in order, as functions read them: those of lists, queues, stacks, vectors and arrays.
 //!
-//! The table of such a collection is near: which chunks or units it has. So a function at a server
-//! walks it only if the table came with the call, as a part of the root.
+//! A short collection has its table in itself: which chunks or units it has. The table of a longer one
+//! is near. So a function at a server walks that only if the table came with the call, as a part of the
+//! root.
 
 use super::part::{FarPart, NearTables, ObjectRef};
 use super::place::FarPlace;
-use super::view_traits::{FarView, Loan, ViewSource};
+use super::view_traits::{FarView, Loan};
 use crate::collections::{ChainChunk, unchecked_range_of};
 use crate::heap::SlotWord;
 use core::fmt::Debug;
@@ -42,12 +43,14 @@ impl<T: FarView> Debug for ItemsRef<'_, T> {
 /// Table that says where elements are.
 #[derive(Clone, Copy)]
 enum ItemTable<'f> {
-    /// Chunks of a chain in this process, and the number of the first one.
-    Chunks(&'f [ChainChunk], u32),
+    /// Chunks of a chain in this process, and the numbers of the first and the last one.
+    Chunks { chunks: &'f [ChainChunk], ends: [u32; 2] },
     /// First pages of the extents of a vector in this process.
     Extents(&'f [u32]),
     /// So many words, from this one on, of the tables that came with the call.
     Sent { kind: ItemKind, first: u32, count: u32 },
+    /// Copy of the words that lie in the collection itself.
+    Short { kind: ItemKind, words: [u32; SHORT_WORDS], count: usize, is_here: bool },
     /// It is in another process.
     Elsewhere,
 }
@@ -69,14 +72,16 @@ pub(crate) struct ChunkPlace {
     pub(crate) len: u16,
 }
 
-/// Words of a chunk in a table that is sent: number, card, and start and length.
+/// Words of a chunk in a table: number, card, and start and length.
 const CHUNK_WORDS: usize = 3;
+/// Most words of a table that lies in its collection.
+const SHORT_WORDS: usize = 12;
 /// Bytes of an image: first word and number of words of the table, number of elements before those of
 /// the table, and of all.
 const IMAGE_BYTES: usize = 24;
 /// Most segments of which a call reads the elements, where a walk is cut into calls. Their part of a
 /// table is some 16 KiB of an argument, and they have up to 8 MiB, unless elements are large.
-const PIECE_SEGMENTS: usize = if cfg!(test) { 64 } else { 2048 };
+pub(super) const PIECE_SEGMENTS: usize = if cfg!(test) { 64 } else { 2048 };
 
 /// Elements side by side in one object.
 #[derive(Clone, Copy)]
@@ -89,15 +94,48 @@ struct Segment<'f> {
 
 impl<'f, T: FarView> ItemsRef<'f, T> {
     const EXTENTS: Extents = Extents::of(size_of::<T>());
+    /// Bytes that [`ItemsRef::write_image`] writes.
+    pub(super) const IMAGE_BYTES: usize = IMAGE_BYTES;
 
     /// Makes one of the chunks of a chain, which is lent.
-    pub(crate) fn of_chain(chunks: &'f [ChainChunk], first: u32, len: usize) -> ItemsRef<'f, T> {
-        ItemsRef { table: ItemTable::Chunks(chunks, first), base: 0, len, points: PhantomData }
+    pub(crate) fn of_chain(chunks: &'f [ChainChunk], ends: [u32; 2], len: usize) -> ItemsRef<'f, T> {
+        ItemsRef { table: ItemTable::Chunks { chunks, ends }, base: 0, len, points: PhantomData }
     }
 
     /// Makes one of the extents of a vector, which is lent.
     pub(crate) fn of_extents(extents: &'f [u32], len: usize) -> ItemsRef<'f, T> {
         ItemsRef { table: ItemTable::Extents(extents), base: 0, len, points: PhantomData }
+    }
+
+    /// Makes one of the chunks of a short chain in this process. It keeps a copy of the table, because that
+    /// lies in the chain, which may move while it is lent.
+    pub(crate) fn of_short_chain(chunks: &'f [ChainChunk], first: u32, len: usize) -> ItemsRef<'f, T> {
+        let (mut words, mut count, mut at) = ([0; SHORT_WORDS], 0, first);
+        while let Some((chunk, next)) = chunks.get(at as usize).and_then(ChainChunk::place) {
+            let chunk = Self::chunk_words(chunk.slot.word(), chunk.start, chunk.len);
+            words[count..count + CHUNK_WORDS].copy_from_slice(&chunk);
+            (at, count) = (next, count + CHUNK_WORDS);
+        }
+        let table = ItemTable::Short { kind: ItemKind::Chain, words, count, is_here: true };
+        ItemsRef { table, base: 0, len, points: PhantomData }
+    }
+
+    /// Makes one of a table's words that a collection with these bytes has in itself.
+    pub(crate) fn of_short(kind: ItemKind, table: &[u32], len: usize) -> Option<ItemsRef<'f, T>> {
+        let mut words = [0; SHORT_WORDS];
+        words.get_mut(..table.len())?.copy_from_slice(table);
+        let table = ItemTable::Short { kind, words, count: table.len(), is_here: false };
+        Some(ItemsRef { table, base: 0, len, points: PhantomData })
+    }
+
+    /// Makes one of a collection whose table is in another process.
+    pub(crate) fn elsewhere(len: usize) -> ItemsRef<'f, T> {
+        ItemsRef { table: ItemTable::Elsewhere, base: 0, len, points: PhantomData }
+    }
+
+    /// Returns what a table says of a chunk.
+    pub(crate) fn chunk_words(slot: u64, start: u16, len: u16) -> [u32; CHUNK_WORDS] {
+        [(slot >> 32) as u32, slot as u32, u32::from(start) << 16 | u32::from(len)]
     }
 
     /// Makes one that is valid as long as the collection is lent.
@@ -108,47 +146,45 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         // SAFETY: as above.
         let extents = |extents: &[u32]| unsafe { &*core::ptr::from_ref(extents) };
         let table = match self.table {
-            ItemTable::Chunks(table, first) => ItemTable::Chunks(chunks(table), first),
+            ItemTable::Chunks { chunks: table, ends } => ItemTable::Chunks { chunks: chunks(table), ends },
             ItemTable::Extents(table) => ItemTable::Extents(extents(table)),
             ItemTable::Sent { kind, first, count } => ItemTable::Sent { kind, first, count },
+            ItemTable::Short { kind, words, count, is_here } => ItemTable::Short { kind, words, count, is_here },
             ItemTable::Elsewhere => ItemTable::Elsewhere,
         };
         ItemsRef { table, base: self.base, len: self.len, points: PhantomData }
     }
 
-    /// Makes one of the bytes of a collection.
-    pub(crate) fn decode(kind: ItemKind, bytes: &[u8], source: ViewSource) -> Option<ItemsRef<'f, T>> {
+    /// Makes one of the image of a collection, which came with the call.
+    pub(crate) fn decode_image(kind: ItemKind, bytes: &[u8]) -> Option<ItemsRef<'f, T>> {
         let (image, _) = bytes.split_first_chunk::<IMAGE_BYTES>()?;
         let word = |at: usize| image[at..].first_chunk().copied().map(u32::from_ne_bytes);
         let number = |at: usize| usize::try_from(u64::from_ne_bytes(*image[at..].first_chunk()?)).ok();
-        let (table, base, len) = match source {
-            // In a far value: its bytes are those of the collection, whose table is at the client.
-            ViewSource::Region => (ItemTable::Elsewhere, 0, 0),
-            ViewSource::Root => (ItemTable::Sent { kind, first: word(0)?, count: word(4)? }, number(8)?, number(16)?),
-        };
-        Some(ItemsRef { table, base, len, points: PhantomData })
+        let table = ItemTable::Sent { kind, first: word(0)?, count: word(4)? };
+        Some(ItemsRef { table, base: number(8)?, len: number(16)?, points: PhantomData })
     }
 
-    /// Writes what [`ItemsRef::decode`] reads of a root.
+    /// Writes what [`ItemsRef::decode_image`] reads.
     pub(crate) fn write_image(self, image: &mut [u8], tables: &mut NearTables) {
         let first = tables.len();
         // Of a chain, the chunks that have elements of the window.
         let window = tables.window();
         let (mut base, mut index) = (0, 0);
         match self.table {
-            ItemTable::Chunks(chunks, mut at) => {
-                while let Some((chunk, next)) = chunks.get(at as usize).and_then(ChainChunk::place) {
+            ItemTable::Chunks { .. } | ItemTable::Short { .. } => {
+                let mut at = self.first();
+                while let Some((chunk, next)) = self.segment(at, &[]) {
                     at = next;
-                    index += usize::from(chunk.len);
+                    index += chunk.count;
                     if index <= window.start {
                         base = index;
                         continue;
                     }
-                    let object = ObjectRef::of(chunk.slot, self.loan());
-                    tables.note(object.number.get());
-                    tables.push(object.number.get());
-                    tables.push(SlotHint(object.place).card().into());
-                    tables.push(u32::from(chunk.start) << 16 | u32::from(chunk.len));
+                    let number = chunk.object.number.get();
+                    tables.note(number);
+                    tables.push(number);
+                    tables.push(SlotHint(chunk.object.place).card().into());
+                    tables.push((chunk.start as u32) << 16 | chunk.count as u32);
                     if index >= window.end {
                         break;
                     }
@@ -168,7 +204,7 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         image[16..IMAGE_BYTES].copy_from_slice(&(self.len as u64).to_ne_bytes());
     }
 
-    /// Returns the number of elements. At a server it is 0 for a collection inside of a far value.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -188,8 +224,8 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
     /// Returns where a walk begins.
     fn first(&self) -> usize {
         match self.table {
-            ItemTable::Chunks(_, first) => first as usize,
-            ItemTable::Extents(_) | ItemTable::Sent { .. } | ItemTable::Elsewhere => 0,
+            ItemTable::Chunks { ends: [first, _], .. } => first as usize,
+            _ => 0,
         }
     }
 
@@ -197,7 +233,7 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
     /// with the call.
     fn segment(&self, at: usize, tables: &[u32]) -> Option<(Segment<'f>, usize)> {
         match self.table {
-            ItemTable::Chunks(chunks, _) => {
+            ItemTable::Chunks { chunks, .. } => {
                 let (chunk, next) = chunks.get(at)?.place()?;
                 let object = ObjectRef::of(chunk.slot, self.loan());
                 Some((Segment { object, start: chunk.start.into(), count: chunk.len.into() }, next as usize))
@@ -205,17 +241,58 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
             ItemTable::Extents(extents) => self.unit(at, extents, |page| Some(ObjectRef::of_unit(page, self.loan()))),
             ItemTable::Sent { kind, first, count } => {
                 let words = tables.get(first as usize..)?.get(..count as usize)?;
-                match kind {
-                    ItemKind::Paged => self.unit(at, words, ObjectRef::unit_elsewhere),
-                    ItemKind::Chain => {
-                        let [number, card, range] = *words.get(at.checked_mul(CHUNK_WORDS)?..)?.first_chunk()?;
-                        let object = ObjectRef::elsewhere(u64::from(number) << 32 | u64::from(card as u8))?;
-                        let (start, count) = ((range >> 16) as usize, (range & 0xFFFF) as usize);
-                        Some((Segment { object, start, count }, at + 1))
-                    }
-                }
+                self.segment_of_words(kind, words, at, false)
+            }
+            ItemTable::Short { kind, ref words, count, is_here } => {
+                self.segment_of_words(kind, words.get(..count)?, at, is_here)
             }
             ItemTable::Elsewhere => None,
+        }
+    }
+
+    /// Returns where a walk backwards begins that has the element before `end` first, and the number of
+    /// elements up to the end of the segment there. `None` if the table does not say it.
+    fn last(&self, end: usize, tables: &[u32]) -> Option<(usize, usize)> {
+        if self.is_paged() {
+            let (at, per_unit) = (end.checked_sub(1)? / Self::EXTENTS.per_unit(), Self::EXTENTS.per_unit());
+            return Some((at, at * per_unit + self.segment(at, tables)?.0.count));
+        }
+        if let ItemTable::Chunks { ends: [_, last], .. } = self.table {
+            return Some((last as usize, self.len));
+        }
+        let (mut place, mut until) = (None, self.base);
+        while let Some((segment, next)) = self.segment(place.map_or(0, |place: usize| place + 1), tables) {
+            place = Some(next - 1);
+            until = until.saturating_add(segment.count);
+        }
+        Some((place?, until)).filter(|(_, until)| *until >= end)
+    }
+
+    /// Returns the place of the segment before this one.
+    fn before(&self, at: usize) -> Option<usize> {
+        match self.table {
+            ItemTable::Chunks { chunks, .. } => chunks.get(at)?.previous(),
+            _ => at.checked_sub(1),
+        }
+    }
+
+    /// Returns the elements at a place of a walk, as the words of a table say.
+    fn segment_of_words(
+        &self,
+        kind: ItemKind,
+        words: &[u32],
+        at: usize,
+        is_here: bool,
+    ) -> Option<(Segment<'f>, usize)> {
+        match kind {
+            ItemKind::Paged => self.unit(at, words, ObjectRef::unit_elsewhere),
+            ItemKind::Chain => {
+                let [number, place, range] = *words.get(at.checked_mul(CHUNK_WORDS)?..)?.first_chunk()?;
+                let mut object = ObjectRef::elsewhere(u64::from(number) << 32 | u64::from(place))?;
+                object.is_here = is_here;
+                let (start, count) = ((range >> 16) as usize, (range & 0xFFFF) as usize);
+                Some((Segment { object, start, count }, at + 1))
+            }
         }
     }
 
@@ -234,9 +311,10 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         Some((Segment { object, start: 0, count }, unit + 1))
     }
 
-    /// Cuts a range of the elements of a collection in this process into pieces that a call reads. One
-    /// piece at least.
-    pub(crate) fn pieces(&self, range: Range<usize>) -> Vec<Range<usize>> {
+    /// Cuts a range of the elements of a collection in this process into pieces that a call reads, of so
+    /// many elements at most. One piece at least.
+    pub(crate) fn pieces(&self, range: Range<usize>, elements_max: usize) -> Vec<Range<usize>> {
+        let elements_max = elements_max.max(1);
         let mut pieces = Vec::new();
         let (mut start, mut index, mut at, mut count) = (range.start, 0, self.first(), 0);
         if self.is_paged() {
@@ -251,10 +329,14 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
                 continue;
             }
             count += 1;
+            let end = index.min(range.end);
+            while end - start > elements_max {
+                pieces.push(start..start + elements_max);
+                (start, count) = (start + elements_max, 1);
+            }
             if count == PIECE_SEGMENTS || index >= range.end {
-                let end = index.min(range.end);
-                pieces.push(core::mem::replace(&mut start, end)..end);
-                count = 0;
+                pieces.push(start..end);
+                (start, count) = (end, 0);
             }
         }
         if pieces.is_empty() {
@@ -263,9 +345,23 @@ impl<'f, T: FarView> ItemsRef<'f, T> {
         pieces
     }
 
+    /// Returns the object at a place of a walk.
+    pub(super) fn object(&self, at: usize, tables: &[u32]) -> Option<ObjectRef<'f>> {
+        self.segment(at, tables).map(|(segment, _)| segment.object)
+    }
+
+    /// Checks whether the table is in another process.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        matches!(self.table, ItemTable::Elsewhere)
+    }
+
     /// Checks whether elements are found by the number of their unit.
     fn is_paged(&self) -> bool {
-        matches!(self.table, ItemTable::Extents(_) | ItemTable::Sent { kind: ItemKind::Paged, .. })
+        match self.table {
+            ItemTable::Extents(_) => true,
+            ItemTable::Sent { kind, .. } | ItemTable::Short { kind, .. } => kind == ItemKind::Paged,
+            ItemTable::Chunks { .. } | ItemTable::Elsewhere => false,
+        }
     }
 }
 
@@ -295,6 +391,9 @@ pub struct ItemCursor<'f, P: FarPlace, T: FarView> {
     index: usize,
     /// Elements that are left to be read.
     range: Range<usize>,
+    /// Elements that were left at the beginning.
+    whole: Range<usize>,
+    is_back: bool,
     views: Vec<T::View<'f>>,
     /// The next one of those that were read.
     next: usize,
@@ -315,7 +414,14 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
             let per_unit = ItemsRef::<T>::EXTENTS.per_unit();
             (at, index) = (range.start / per_unit, range.start - range.start % per_unit);
         }
-        ItemCursor { far, items, at, ahead: at, passed: 0, index, range, views: Vec::new(), next: 0 }
+        let whole = range.clone();
+        let (is_back, views) = (false, Vec::new());
+        ItemCursor { far, items, at, ahead: at, passed: 0, index, range, whole, is_back, views, next: 0 }
+    }
+
+    /// Returns a walk over the same elements that begins with the last one.
+    pub fn rev(self) -> ItemCursor<'f, P, T> {
+        ItemCursor { is_back: !self.is_back, ..ItemCursor::new(self.far, self.items, self.whole) }
     }
 
     /// Returns the next element, if there is one.
@@ -326,6 +432,15 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
     /// Those of [`FarPlace::follow`].
     pub async fn next(&mut self) -> Result<Option<T::View<'f>>, Fault> {
         loop {
+            if self.is_back {
+                if let Some(view) = self.views.pop() {
+                    return Ok(Some(view));
+                }
+                if !self.read_segment_back().await? {
+                    return Ok(None);
+                }
+                continue;
+            }
             if let Some(view) = self.views.get(self.next) {
                 self.next += 1;
                 return Ok(Some(*view));
@@ -336,6 +451,43 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
                 return Ok(None);
             }
         }
+    }
+
+    /// Reads the last segment that has elements of the walk. False if there is none. After an error, it
+    /// is still the last one.
+    async fn read_segment_back(&mut self) -> Result<bool, Fault> {
+        let end = self.range.end.min(self.items.len);
+        if self.range.start >= end {
+            return Ok(false);
+        }
+        let tables = self.far.tables();
+        let mut place = match self.passed {
+            // `index` is that of the end of the segment here, from the first one on.
+            0 => self.items.last(end, tables),
+            _ => Some((self.at, self.index)),
+        };
+        while let Some((at, until)) = place {
+            let Some((segment, _)) = self.items.segment(at, tables) else { break };
+            let start = until.saturating_sub(segment.count);
+            let before = self.items.before(at);
+            if start >= end {
+                place = before.map(|at| (at, start));
+                continue;
+            }
+            if self.passed == 0 {
+                self.ahead = at;
+            }
+            (self.at, self.index) = (at, until);
+            self.fetch_ahead();
+            let from = start.max(self.range.start);
+            let (part, views) = (segment.part::<T>(from - start, end - from), &mut self.views);
+            // SAFETY: as in `read_segment`.
+            self.far.look(part, |found| unsafe { found.values::<T>(0, end - from, views) }).await?;
+            self.range.end = from;
+            return Ok(true);
+        }
+        // Elements that exist are not in the part of the table that came with the call.
+        self.far.halt_without_table().await
     }
 
     /// Reads the next segment that has elements of the walk. False if there is none. After an error,
@@ -380,8 +532,14 @@ impl<'f, P: FarPlace, T: FarView> ItemCursor<'f, P, T> {
         };
         let tables = self.far.tables();
         for _ in 0..steps {
+            if self.is_back {
+                let Some(before) = self.items.before(self.ahead) else { return };
+                self.ahead = before;
+            }
             let Some((segment, next)) = self.items.segment(self.ahead, tables) else { return };
-            self.ahead = next;
+            if !self.is_back {
+                self.ahead = next;
+            }
             if self.passed > 1 {
                 self.far.announce(segment.object);
             }

@@ -14,16 +14,29 @@
 mod bytes;
 mod call_mut;
 mod entries;
+mod flat;
+#[cfg(test)]
+mod flat_tests;
 mod fold;
 mod function;
 mod function_mut;
 mod items;
+mod map_fold;
+#[cfg(test)]
+mod map_fold_tests;
 mod overlay;
 mod part;
 mod place;
 mod place_mut;
+mod place_task;
+#[cfg(test)]
+mod short_tests;
+#[cfg(test)]
+mod task_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traversal_tests;
 mod view_mut;
 mod view_options;
 #[cfg(test)]
@@ -35,10 +48,12 @@ mod walk_tests;
 pub use bytes::{BytesRef, TextRef};
 pub use call_mut::HeapCallMut;
 pub use entries::{EntriesRef, EntryCursor};
-pub use fold::{FarFold, FarFoldable, Fold, HeapFold};
+pub use flat::{FlatCursor, FlatRef};
+pub use fold::{FarFold, FarFoldable, FarTraversal, Fold, HeapFold};
 pub use function::{AtServer, FarFunction};
 pub use function_mut::{AtServerMut, FarFunctionMut};
 pub use items::{ItemCursor, ItemsRef};
+pub use map_fold::{HeapMapFold, MapEntries, MapEntriesRef};
 pub use place::FarPlace;
 pub use place_mut::FarPlaceMut;
 pub use view_mut::{FarMut, FarViewMut};
@@ -47,7 +62,7 @@ pub use view_traits::{FarRef, FarView};
 /// What the code of `#[derive(FarView)]` uses, and what travels with a call.
 #[doc(hidden)]
 pub mod view {
-    pub use super::fold::FoldArgument;
+    pub use super::fold::{FoldArgument, FoldEnd};
     pub use super::function::{FarAnswer, FarArgument};
     pub use super::function_mut::{Changed, Changing, ChangingArgument};
     pub use super::overlay::{ChangeList, ChangeStop, OverlayLimits, ValueChange};
@@ -62,7 +77,7 @@ pub(crate) use items::{ChunkPlace, ItemKind};
 use crate::error::FarError;
 use crate::heap::{FarRange, HeapInner};
 use crate::offload::OffloadError;
-use core::future::Future;
+use core::future::{Future, poll_fn};
 use core::ops::Range;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
@@ -72,7 +87,8 @@ use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
 use function::{FarAnswer, FarArgument};
 use part::{ImageError, RootImage};
-use place::{FarSpan, HeapPlace, HeapStop, RegionStop};
+use place::{FarSpan, HeapPlace, RegionStop, StepCounter};
+use place_task::{TaskPlace, stop_error};
 use std::time::Instant;
 use view_traits::ViewTypes;
 
@@ -163,6 +179,64 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         self.run_with(|answer, _| Ok(answer))
     }
 
+    /// Runs the function in the heap, for a task: other tasks run while its values are fetched, so the
+    /// misses of many calls overlap. It runs at the client, wherever [`HeapCall::at`] would have it run: a
+    /// call at a server keeps its thread until the answer has come.
+    ///
+    /// The task may wait without a scope, and stays on its thread
+    /// ([which tasks may do what](crate::task)).
+    ///
+    /// ```
+    /// # use farfield::{FarBox, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, task::Executor};
+    /// # #[derive(FarView)]
+    /// # struct Node { number: u64, next: Option<FarBox<Node>> }
+    /// # struct Sum;
+    /// # impl FarFunction for Sum {
+    /// #     const NAME: &'static str = "example.sum";
+    /// #     const VERSION: u32 = 1;
+    /// #     type Root = Node;
+    /// #     type Argument = ();
+    /// #     type Answer = u64;
+    /// #     async fn run<P: FarPlace>(far: &P, first: FarRef<'_, Node>, _: ()) -> Result<u64, Fault> {
+    /// #         let (mut next, mut sum) = (Some(first), 0);
+    /// #         while let Some(pointer) = next {
+    /// #             let node = far.follow(pointer).await?;
+    /// #             (sum, next) = (sum + node.number, node.next);
+    /// #         }
+    /// #         Ok(sum)
+    /// #     }
+    /// # }
+    /// # let heap = Heap::builder().near(4 << 20).build()?;
+    /// # let list = |number| heap.alloc(Node { number, next: Some(heap.alloc(Node { number, next: None })?) });
+    /// let lists: Vec<FarBox<Node>> = (0..100).map(list).collect::<Result<_, _>>()?;
+    /// let executor = Executor::new(&heap);
+    /// let sums: Vec<_> = lists.iter().map(|list| executor.spawn(heap.call::<Sum>(list, ()).fetch())).collect();
+    /// let sum = executor.block_on(async {
+    ///     let mut sum = 0;
+    ///     for one in sums {
+    ///         sum += one.await??;
+    ///     }
+    ///     Ok::<u64, Box<dyn std::error::Error>>(sum)
+    /// })?;
+    /// assert_eq!(sum, 9900);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`HeapCall::run`] at the client.
+    pub async fn fetch(self) -> Result<F::Answer, OffloadError> {
+        let place = TaskPlace::new(self.core, StepCounter::new(self.steps_max, Instant::now(), self.within));
+        let mut function = pin!(F::run(&place, self.root, self.argument));
+        poll_fn(|context| {
+            let polled = function.as_mut().poll(context);
+            match place.stopped() {
+                Some(stop) => Poll::Ready(Err(stop_error(stop))),
+                None => polled.map(|answer| answer.map_err(|fault| CallError::Fault(fault).into())),
+            }
+        })
+        .await
+    }
+
     /// Runs the function, and passes its answer to `finish`, with the side where it ran. That is part
     /// of the call: if it fails, the answer counts as none.
     fn run_with<R>(self, finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>) -> Result<R, OffloadError> {
@@ -180,14 +254,13 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     }
 
     fn run_at_client(&self, began: Instant, steps: &mut u64) -> Result<F::Answer, OffloadError> {
-        let place = HeapPlace::new(self.core, self.steps_max, began, self.within);
+        let place = HeapPlace::new(self.core, StepCounter::new(self.steps_max, began, self.within));
         let mut function = pin!(F::run(&place, self.root, self.argument.clone()));
         // The place never waits without blocking the thread, so one poll is all.
         let polled = function.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         *steps = place.steps();
         match (place.stopped(), polled) {
-            (Some(HeapStop::Far(error)), _) => Err(error.into()),
-            (Some(HeapStop::Call(error)), _) => Err(error.into()),
+            (Some(stop), _) => Err(stop_error(stop)),
             (None, Poll::Ready(answer)) => answer.map_err(|fault| CallError::Fault(fault).into()),
             (None, Poll::Pending) => Err(CallError::Stuck.into()),
         }

@@ -96,11 +96,7 @@ impl ByteRun {
         let is_within = !self.bytes.is_empty() && self.bytes.len() <= field.len - (self.at - field.at).min(field.len);
         match field.kind {
             FieldKind::Number => is_within,
-            FieldKind::Bool => is_whole && self.bytes[0] <= 1,
-            FieldKind::Char => {
-                let code = self.bytes.first_chunk().map(|code| u32::from_ne_bytes(*code));
-                is_whole && code.and_then(char::from_u32).is_some()
-            }
+            FieldKind::Whole(is_value) => is_whole && is_value(&self.bytes),
             FieldKind::Owner => false,
         }
     }
@@ -179,8 +175,8 @@ impl Overlay {
             let [before, after] = [old, new].map(|bytes| &bytes[field.at..field.at + field.len]);
             match field.kind {
                 FieldKind::Number => add_runs(&mut runs, field.at, before, after),
-                FieldKind::Bool | FieldKind::Char if before == after => {}
-                FieldKind::Bool | FieldKind::Char => runs.push(ByteRun { at: field.at, bytes: after.to_vec() }),
+                FieldKind::Whole(_) if before == after => {}
+                FieldKind::Whole(_) => runs.push(ByteRun { at: field.at, bytes: after.to_vec() }),
                 FieldKind::Owner if self.identity(slot_of(before)) == self.identity(slot_of(after)) => {}
                 FieldKind::Owner => return Err(ChangeStop::Owner { type_index }),
             }
@@ -272,7 +268,7 @@ mod tests {
         for _ in 0..200 {
             let (mut overlay, types) = overlay(1 << 20);
             let owned = types.get(0).unwrap();
-            let plain: Vec<_> = owned.fields.iter().filter(|field| field.kind != FieldKind::Owner).collect();
+            let plain: Vec<_> = owned.fields.iter().filter(|field| !matches!(field.kind, FieldKind::Owner)).collect();
             let olds: Vec<Vec<u8>> = (0..6).map(|_| bytes_of_leaf()).collect();
             let mut news = olds.clone();
             for _ in 0..random.usize(..40) {
@@ -285,7 +281,7 @@ mod tests {
                     let at = field.at + random.usize(..field.len);
                     match field.kind {
                         FieldKind::Number => news[value][at] = random.u8(..3),
-                        FieldKind::Bool => news[value][at] = random.u8(..2),
+                        _ if field.len == 1 => news[value][at] = random.u8(..2),
                         _ => news[value][field.at..][..4].copy_from_slice(&u32::from(random.char(..)).to_ne_bytes()),
                     }
                 }
@@ -358,7 +354,7 @@ mod tests {
         let fields = &types.get(0).unwrap().fields;
         let is_plain = |at: usize| {
             let is_in = |field: &&ViewField| (field.at..field.at + field.len).contains(&at);
-            fields.iter().find(is_in).is_some_and(|field| field.kind != FieldKind::Owner)
+            fields.iter().find(is_in).is_some_and(|field| !matches!(field.kind, FieldKind::Owner))
         };
         let (mut random, mut accepted) = (fastrand::Rng::with_seed(42), 0);
         for _ in 0..20_000 {
@@ -425,7 +421,7 @@ mod tests {
         for at in 0..size_of::<Leaf>() {
             let field =
                 types.get(0).unwrap().fields.iter().find(|field| (field.at..field.at + field.len).contains(&at));
-            let is_number = field.is_some_and(|field| field.kind == FieldKind::Number);
+            let is_number = field.is_some_and(|field| matches!(field.kind, FieldKind::Number));
             assert_eq!(check(0, at, &[7]).is_ok(), is_number, "{at}");
             let is_inside = field.is_some_and(|field| at + 2 <= field.at + field.len);
             assert_eq!(check(0, at, &[7, 7]).is_ok(), is_number && is_inside, "{at}");
@@ -450,5 +446,57 @@ mod tests {
             assert_eq!(other.check(&types, limits), damaged);
         }
         assert_eq!(sound.check(&types, limits), Ok(()));
+    }
+
+    #[derive(FarView, FarViewMut)]
+    #[repr(u8)]
+    #[allow(dead_code)]
+    enum Phase {
+        New,
+        Old { year: u16, is_known: bool } = 4,
+    }
+
+    #[derive(FarView, FarViewMut)]
+    struct Phased {
+        number: u32,
+        phase: Phase,
+        limit: Option<u8>,
+        last: u8,
+    }
+
+    #[test]
+    fn an_enum_changes_as_a_whole_and_to_a_value_only() {
+        let (types, limits) = (OwnedTypes::of::<Phased>(), OverlayLimits { bytes_max: 200, first_handle: PAGES });
+        let check = |at: usize, bytes: &[u8]| {
+            let runs = vec![ByteRun { at, bytes: bytes.to_vec() }];
+            ChangeList::new(vec![ValueChange { slot: (0, 1), type_index: 0, runs }]).check(&types, limits).is_ok()
+        };
+        let encoded = |phase: PhaseViewMut<'_>| {
+            let mut bytes = vec![0xEE; size_of::<Phase>()];
+            Phase::encode(&phase, &mut bytes);
+            bytes
+        };
+        let phase = offset_of!(Phased, phase);
+        let old = encoded(PhaseViewMut::Old { year: 0x1234, is_known: true });
+        assert!(check(phase, &old) && check(phase, &encoded(PhaseViewMut::New)));
+        assert!(matches!(Phase::decode_mut(&old), Some(PhaseViewMut::Old { year: 0x1234, is_known: true })));
+        for at in 0..old.len() {
+            let mut wrong = old.clone();
+            // No variant has this tag, and no `bool` this number. Other bytes are padding, or the year.
+            wrong[at] = 2;
+            assert_eq!(check(phase, &wrong), Phase::decode_mut(&wrong).is_some(), "{at}");
+            assert!(!check(phase + at, &old[at..]) || at == 0, "a part of a value");
+            assert!(!check(phase, &old[..at]));
+        }
+        assert!(Phase::decode_mut(&[1; size_of::<Phase>()]).is_none());
+        let limit = offset_of!(Phased, limit);
+        for some in [None, Some(0), Some(255)] {
+            let mut bytes = vec![0xEE; size_of::<Option<u8>>()];
+            <Option<u8>>::encode(&some, &mut bytes);
+            assert!(check(limit, &bytes) && !check(limit, &bytes[..1]) && !check(limit + 1, &bytes[1..]));
+            assert_eq!(<Option<u8>>::decode_mut(&bytes), Some(some));
+            bytes[0] = 7;
+            assert!(!check(limit, &bytes));
+        }
     }
 }

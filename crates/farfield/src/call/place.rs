@@ -7,15 +7,18 @@
 
 use super::bytes::{self, BytesRef, TextRef};
 use super::entries::{self, EntriesRef, EntryCursor};
+use super::flat::{self, FlatCursor, FlatRef};
 use super::items::{ItemCursor, ItemsRef};
 use super::part::{FarPart, ObjectRef, PartBytes, RootImage};
 use super::view_traits::{FarRef, FarView, Loan, ViewSource};
 use crate::error::FarError;
 use crate::heap::{AccessMode, HeapInner, Scope};
 use crate::ptr::Pointer;
+use bytemuck::Pod;
 use core::cell::{Cell, RefCell};
 use core::cmp::Ordering;
 use core::future::{Future, pending};
+use core::hash::BuildHasher;
 use core::ops::RangeBounds;
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
@@ -84,8 +87,9 @@ pub trait FarPlace: sealed::Sealed {
     /// Returns a walk over the elements of a list, a queue, a stack (from its bottom), a vector or an
     /// array, in order.
     ///
-    /// At a server, such a collection must be a part of a root that is near ([`FarRef::near`]). The
-    /// call continues at the client if it is inside of a far value, because its table is near.
+    /// At a server, such a collection must be short, or a part of a root that is near ([`FarRef::near`]).
+    /// The call continues at the client if it is inside of a far value and has more than four chunks, or
+    /// 8 MiB as a vector or an array, because its table is near then.
     fn items<'f, T: FarView>(&'f self, items: ItemsRef<'f, T>) -> ItemCursor<'f, Self, T>
     where
         Self: Sized,
@@ -161,6 +165,55 @@ pub trait FarPlace: sealed::Sealed {
         entries::get(self, map, move |other: &K::View<'f>| other.cmp(&key))
     }
 
+    /// Returns the value of a key of a flat hash map, if there is one. Takes two steps, and more if the
+    /// bucket has several pages or hashes are equal.
+    ///
+    /// The hash function must be one whose view is a hash function, such as
+    /// [`SeededState`](crate::SeededState): keys of a map with another one are hashed by their program alone.
+    ///
+    /// ```compile_fail,E0277
+    /// # use farfield::{FarFlatMap, FarFunction, FarPlace, FarRef, Fault};
+    /// # struct Look;
+    /// # impl FarFunction for Look {
+    /// #     const NAME: &'static str = "example.look";
+    /// #     const VERSION: u32 = 1;
+    /// #     type Root = FarFlatMap<u64, u32>;
+    /// #     type Argument = u64;
+    /// #     type Answer = Option<u32>;
+    /// #     async fn run<P: FarPlace>(far: &P, map: FarRef<'_, Self::Root>, key: u64) -> Result<Option<u32>, Fault> {
+    /// let map = far.follow(map).await?;
+    /// far.lookup(map, key).await // error: the trait bound `UnknownState: BuildHasher` is not satisfied
+    /// #     }
+    /// # }
+    /// ```
+    ///
+    /// At a server, the map must be a part of a root that is near ([`FarRef::near`]). The call continues at
+    /// the client if it is inside of a far value, or has more than 8 Ki places in its directory, some 4,000
+    /// to 8,000 pages.
+    fn lookup<'f, K: FarView + Pod, V: FarView + Pod, S: FarView>(
+        &'f self,
+        map: FlatRef<'f, K, V, S>,
+        key: K,
+    ) -> impl Future<Output = Result<Option<V::View<'f>>, Fault>>
+    where
+        Self: Sized,
+        S::View<'f>: BuildHasher,
+    {
+        flat::lookup(self, map, key)
+    }
+
+    /// Returns a walk over all entries of a flat hash map, in no order. At a server, the map must be a part
+    /// of a root that is near.
+    fn entries<'f, K: FarView + Pod, V: FarView + Pod, S: FarView>(
+        &'f self,
+        map: FlatRef<'f, K, V, S>,
+    ) -> FlatCursor<'f, Self, K, V, S>
+    where
+        Self: Sized,
+    {
+        FlatCursor::new(self, map, 0..usize::MAX)
+    }
+
     /// Calls `read` with a part of a far object, which comes near for that at the client. If it
     /// returns `None`, the bytes are no value, and the function is ended.
     #[doc(hidden)]
@@ -195,27 +248,58 @@ pub(super) enum HeapStop {
     Call(CallError),
 }
 
+/// Steps of a function in the heap, and their limits.
+pub(super) struct StepCounter {
+    taken: Cell<u64>,
+    most: u64,
+    began: Instant,
+    within: Duration,
+}
+
+impl StepCounter {
+    pub(super) fn new(most: u64, began: Instant, within: Duration) -> StepCounter {
+        StepCounter { taken: Cell::new(0), most, began, within }
+    }
+
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.get()
+    }
+
+    /// Takes a step, and one more for each whole page. Fails if a limit is passed.
+    pub(super) fn step(&self, bytes: usize) -> Result<(), CallError> {
+        let before = self.taken.get();
+        let taken = before + 1 + (bytes / PAGE_BYTES) as u64;
+        self.taken.set(taken);
+        if taken > self.most {
+            return Err(CallError::Overrun { steps: before });
+        }
+        if before / LOOK_EVERY == taken / LOOK_EVERY { Ok(()) } else { self.check_time() }
+    }
+
+    /// Fails if the time is over.
+    pub(super) fn check_time(&self) -> Result<(), CallError> {
+        let is_over = self.began.elapsed() > self.within;
+        if is_over { Err(CallError::TimedOut { after: self.within }) } else { Ok(()) }
+    }
+}
+
 /// The place at the client: values are read near, and come near if they are far.
 pub(super) struct HeapPlace<'h> {
     scope: RefCell<Scope<'h>>,
-    steps: Cell<u64>,
+    steps: StepCounter,
     /// Number of steps at which the scope is renewed.
     renew_at: Cell<u64>,
-    steps_max: u64,
-    began: Instant,
-    within: Duration,
     stop: Cell<Option<HeapStop>>,
 }
 
 impl<'h> HeapPlace<'h> {
-    pub(super) fn new(core: &'h HeapInner, steps_max: u64, began: Instant, within: Duration) -> HeapPlace<'h> {
-        let scope = RefCell::new(Scope::new(core));
-        let (steps, renew_at) = (Cell::new(0), Cell::new(RENEW_EVERY));
-        HeapPlace { scope, steps, renew_at, steps_max, began, within, stop: Cell::new(None) }
+    pub(super) fn new(core: &'h HeapInner, steps: StepCounter) -> HeapPlace<'h> {
+        let (scope, renew_at) = (RefCell::new(Scope::new(core)), Cell::new(RENEW_EVERY));
+        HeapPlace { scope, steps, renew_at, stop: Cell::new(None) }
     }
 
     pub(super) fn steps(&self) -> u64 {
-        self.steps.get()
+        self.steps.taken()
     }
 
     pub(super) fn stopped(&self) -> Option<HeapStop> {
@@ -228,20 +312,14 @@ impl<'h> HeapPlace<'h> {
     }
 
     async fn step(&self, bytes: usize) {
-        let before = self.steps.get();
-        let steps = before + 1 + (bytes / PAGE_BYTES) as u64;
-        self.steps.set(steps);
-        if steps > self.steps_max {
-            return self.halt(HeapStop::Call(CallError::Overrun { steps: before })).await;
-        }
-        if before / LOOK_EVERY != steps / LOOK_EVERY && self.began.elapsed() > self.within {
-            self.halt(HeapStop::Call(CallError::TimedOut { after: self.within })).await
+        if let Err(error) = self.steps.step(bytes) {
+            self.halt(HeapStop::Call(error)).await
         }
     }
 
     /// Brings something near, and lets pages leave that were used before if that is needed.
-    async fn near<R>(&self, bring: impl Fn() -> Result<R, FarError>) -> Result<R, Fault> {
-        if self.steps.get() >= self.renew_at.get() {
+    async fn near<R>(&self, mut bring: impl FnMut() -> Result<R, FarError>) -> Result<R, Fault> {
+        if self.steps.taken() >= self.renew_at.get() {
             self.renew();
         }
         let mut result = bring();
@@ -258,26 +336,41 @@ impl<'h> HeapPlace<'h> {
 
     /// Renews the scope. Views are copies, so nothing is kept by it.
     fn renew(&self) {
-        self.renew_at.set(self.steps.get() + RENEW_EVERY);
+        self.renew_at.set(self.steps.taken() + RENEW_EVERY);
         self.scope.borrow_mut().renew();
     }
+}
 
-    /// Reads a value, which comes near for that.
-    fn read<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, FarError> {
-        assert!(pointer.is_here, "the places of a function see only pointers of their own");
-        if let Some(root) = pointer.near {
-            // SAFETY: the root is borrowed for `'f`, and nothing that it owns is dropped or changed in
-            // that time (`FarView`).
-            return Ok(root.view(unsafe { Loan::new() }));
-        }
-        let slot = Pointer::from_halves(pointer.place, pointer.number);
-        let scope = self.scope.borrow();
-        let value = slot.address(&scope, AccessMode::Read)?.cast::<T>();
-        // SAFETY: the pointer was made of an owner that is borrowed for `'f`, or of a view of such
-        // a value (`is_here`), so a `T` is there, and neither it nor what it owns is dropped or
-        // changed in that time (`FarView`). It is near as long as `scope`.
-        Ok(unsafe { (*value).view(Loan::new()) })
+/// Reads a value, which comes near for that.
+pub(super) fn view_in<'f, T: FarView>(scope: &Scope<'_>, pointer: FarRef<'f, T>) -> Result<T::View<'f>, FarError> {
+    assert!(pointer.is_here, "the places of a function see only pointers of their own");
+    if let Some(root) = pointer.near {
+        // SAFETY: the root is borrowed for `'f`, and nothing that it owns is dropped or changed in
+        // that time (`FarView`).
+        return Ok(root.view(unsafe { Loan::new() }));
     }
+    let slot = Pointer::from_halves(pointer.place, pointer.number);
+    let value = slot.address(scope, AccessMode::Read)?.cast::<T>();
+    // SAFETY: the pointer was made of an owner that is borrowed for `'f`, or of a view of such
+    // a value (`is_here`), so a `T` is there, and neither it nor what it owns is dropped or
+    // changed in that time (`FarView`). It is near as long as `scope`.
+    Ok(unsafe { (*value).view(Loan::new()) })
+}
+
+/// Returns the bytes of a part, which comes near for that, and stays so as long as the scope lasts.
+pub(super) fn part_in<'s, 'f>(scope: &'s Scope<'_>, part: FarPart<'f>) -> Result<PartBytes<'s, 'f>, FarError> {
+    let FarPart { object, offset, len } = part;
+    assert!(object.is_here, "the places of a function see only pointers of their own");
+    let slot = Pointer::from_halves(object.place, object.number);
+    let address = slot.address(scope, AccessMode::Read)?;
+    // SAFETY: the pointer was made of a collection that is lent for `'f`, so the object is there, with these
+    // bytes, and is neither freed nor changed in that time. It is near as long as the scope, which is borrowed.
+    Ok(unsafe { PartBytes::near(address.add(offset), len) })
+}
+
+/// Returns what was found in a part of this process.
+pub(super) fn found<R>(found: Option<R>) -> R {
+    found.unwrap_or_else(|| unreachable!("the parts of a collection are as it made them"))
 }
 
 impl sealed::Sealed for HeapPlace<'_> {}
@@ -285,14 +378,14 @@ impl sealed::Sealed for HeapPlace<'_> {}
 impl FarPlace for HeapPlace<'_> {
     async fn follow<'f, T: FarView>(&'f self, pointer: FarRef<'f, T>) -> Result<T::View<'f>, Fault> {
         self.step(size_of::<T>()).await;
-        self.near(|| self.read(pointer)).await
+        self.near(|| view_in(&self.scope.borrow(), pointer)).await
     }
 
     async fn yield_now(&self) {
         self.step(0).await;
         // The time is looked at each time, because a step may take long.
-        if self.began.elapsed() > self.within {
-            self.halt(HeapStop::Call(CallError::TimedOut { after: self.within })).await
+        if let Err(error) = self.steps.check_time() {
+            self.halt(HeapStop::Call(error)).await
         }
     }
 
@@ -301,20 +394,15 @@ impl FarPlace for HeapPlace<'_> {
         part: FarPart<'f>,
         read: impl FnOnce(&PartBytes<'_, 'f>) -> Option<R>,
     ) -> Result<R, Fault> {
-        let FarPart { object, offset, len } = part;
-        assert!(object.is_here, "the places of a function see only pointers of their own");
-        self.step(len).await;
-        let slot = Pointer::from_halves(object.place, object.number);
-        let address = self.near(|| slot.address(&self.scope.borrow(), AccessMode::Read)).await?;
-        let found = {
-            // As long as this is borrowed, what `read` calls cannot renew the scope.
-            let _scope = self.scope.borrow();
-            // SAFETY: the pointer was made of a collection that is lent for `'f`, so the object is
-            // there, with these bytes, and is neither freed nor changed in that time. It is near as
-            // long as the scope, which is not renewed before `read` returns.
-            read(&unsafe { PartBytes::near(address.add(offset), len) })
-        };
-        Ok(found.unwrap_or_else(|| unreachable!("the parts of a collection are as it made them")))
+        self.step(part.len).await;
+        let mut read = Some(read);
+        // As long as the scope is borrowed, what `read` calls cannot renew it.
+        let result = self.near(|| {
+            let scope = self.scope.borrow();
+            let bytes = part_in(&scope, part)?;
+            Ok(read.take().map(|read| found(read(&bytes))))
+        });
+        Ok(result.await?.unwrap_or_else(|| unreachable!("a part is read once")))
     }
 
     fn announce(&self, object: ObjectRef<'_>) {
@@ -353,7 +441,7 @@ pub enum RegionStop {
     Movable,
     /// The bytes at this offset are no value of the type that the pointer has.
     NoValue(u64),
-    /// The function has met a collection inside of a far value, whose table is near at the client.
+    /// The function has met a collection whose table is near at the client.
     TableNear,
 }
 

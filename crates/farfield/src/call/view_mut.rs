@@ -10,14 +10,18 @@ use super::view_traits::{FarRef, FarView, Loan, ViewSource, ViewTypes};
 use crate::ptr::{FarArc, FarBox, Follow};
 use core::any::TypeId;
 use core::fmt::Debug;
+use core::mem::offset_of;
 
 /// A type whose plain fields a [`FarFunctionMut`](crate::FarFunctionMut) can change, at the client
-/// and at a memory server. `#[derive(FarViewMut)]` implements it for a struct that has
+/// and at a memory server. `#[derive(FarViewMut)]` implements it for a type that has
 /// `#[derive(FarView)]`.
 ///
-/// For a struct `Node`, the derive makes a struct `NodeViewMut` with the same fields. In it, each
+/// For a type `Node`, the derive makes a type `NodeViewMut` with the same fields or variants. In it, each
 /// [`FarBox`] is a [`FarMut`], which leads to a value that may be changed too, and each [`FarArc`] is
 /// a [`FarRef`], which leads to one that is only read. What a box owns has the derive itself.
+///
+/// A function changes an enum as a whole: it stores another variant, or the same one with other fields. So
+/// an enum with far pointers, which stay where they are, cannot be changed.
 ///
 /// The derive is a promise of its own: whoever may write a function can give the plain fields of one
 /// value to another one, as by an assignment of each field. A type that relies on a relation of its
@@ -32,11 +36,69 @@ use core::fmt::Debug;
 /// }
 ///
 /// #[derive(FarView, FarViewMut)]
+/// #[repr(u8)]
+/// enum State {
+///     Open,
+///     Closed { day: u32, by: Option<u16> },
+/// }
+///
+/// #[derive(FarView, FarViewMut)]
 /// struct Account {
 ///     cents: i64,
-///     is_open: bool,
+///     state: State,
+///     limits: (u32, [Option<i32>; 2]),
 ///     branch: FarArc<Branch>,
 ///     next: Option<FarBox<Account>>,
+/// }
+/// ```
+///
+/// An owner in a variant would go with it, or come into being:
+///
+/// ```compile_fail,E0080
+/// #[derive(farfield::FarView, farfield::FarViewMut)]
+/// #[repr(u8)]
+/// enum Tree {
+///     Leaf(u64),
+///     Inner(farfield::FarBox<Tree>, farfield::FarBox<Tree>), // error: it has far pointers
+/// }
+/// ```
+///
+/// ```compile_fail,E0080
+/// # #[derive(farfield::FarView, farfield::FarViewMut)]
+/// # struct Leaf { number: u64 }
+/// #[derive(farfield::FarView, farfield::FarViewMut)]
+/// #[repr(u8)]
+/// enum Shared {
+///     None,
+///     Some { pair: (u8, [Option<farfield::FarArc<Leaf>>; 2]) }, // error: it has far pointers
+/// }
+/// ```
+///
+/// The variants of another enum lie where Rust does not say:
+///
+/// ```compile_fail
+/// #[derive(farfield::FarViewMut)]
+/// enum State {
+///     Open, // error: give it a tag with #[repr(u8)]
+///     Closed,
+/// }
+/// ```
+///
+/// A type that a function may not read is none that it may change:
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarViewMut)]
+/// #[repr(u8)]
+/// enum State {
+///     Open, // error: the trait bound `State: FarView` is not satisfied
+///     Closed,
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// #[derive(farfield::FarView, farfield::FarViewMut)]
+/// struct Named {
+///     name: (u8, farfield::FarString), // error: the trait bound `FarString: FarViewMut` is not satisfied
 /// }
 /// ```
 ///
@@ -70,12 +132,16 @@ use core::fmt::Debug;
 /// writes exactly these, and `patched` takes exactly those of plain fields.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be changed by a function",
-    note = "fields of a FarViewMut are numbers, `bool`, `char`, `FarArc`, `FarBox` of a FarViewMut, options of those \
-            two, arrays, and structs with `#[derive(FarView, FarViewMut)]`"
+    note = "fields of a FarViewMut are numbers, `bool`, `char`, `FarArc`, `FarBox` of a FarViewMut, options of all \
+            these, arrays, tuples, and types with `#[derive(FarView, FarViewMut)]`"
 )]
 pub unsafe trait FarViewMut: FarView {
     /// Copy of a value, in which boxes are [`FarMut`]s.
     type ViewMut<'f>: Copy + Debug;
+
+    /// Whether values have far pointers, which stay as they are.
+    #[doc(hidden)]
+    const OWNS: bool;
 
     #[doc(hidden)]
     fn view_mut<'f>(&self, loan: Loan<'f>) -> Self::ViewMut<'f>;
@@ -203,19 +269,19 @@ unsafe impl<T: FarViewMut> FarView for Changeable<T> {
 
 /// Meaning of some bytes of a value.
 #[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum FieldKind {
     /// Bytes of numbers, each of which can be any byte.
     Number,
-    Bool,
-    Char,
+    /// Bytes that change together, and of which not all make a value: whether these do.
+    Whole(fn(&[u8]) -> bool),
     /// A far pointer, which owns: it stays as it is.
     Owner,
 }
 
 /// Some bytes of a value that mean the same.
 #[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct ViewField {
     pub(super) at: usize,
     pub(super) len: usize,
@@ -238,6 +304,11 @@ impl ViewFields {
         fields
     }
 
+    /// Adds a value that changes as a whole.
+    pub fn add_whole<T: FarViewMut>(&mut self, at: usize) {
+        self.add(at, size_of::<T>(), FieldKind::Whole(|bytes| T::decode_mut(bytes).is_some()));
+    }
+
     /// Adds a field.
     pub(super) fn add(&mut self, at: usize, len: usize, kind: FieldKind) {
         let field = ViewField { at, len, kind };
@@ -251,7 +322,8 @@ impl ViewFields {
 impl ViewField {
     /// Makes the field longer by the next one, if both are numbers side by side.
     fn extend(&mut self, next: ViewField) -> bool {
-        let is_one = self.kind == FieldKind::Number && next.kind == FieldKind::Number && self.at + self.len == next.at;
+        let are_numbers = matches!((self.kind, next.kind), (FieldKind::Number, FieldKind::Number));
+        let is_one = are_numbers && self.at + self.len == next.at;
         if is_one {
             self.len += next.len;
         }
@@ -320,6 +392,7 @@ macro_rules! numbers {
         // SAFETY: a number is all of its bytes, each of which can be any byte.
         unsafe impl FarViewMut for $number {
             type ViewMut<'f> = $number;
+            const OWNS: bool = false;
 
             #[inline]
             fn view_mut<'f>(&self, _: Loan<'f>) -> $number {
@@ -380,6 +453,7 @@ numbers!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 // SAFETY: one byte, 0 or 1.
 unsafe impl FarViewMut for bool {
     type ViewMut<'f> = bool;
+    const OWNS: bool = false;
 
     fn view_mut<'f>(&self, _: Loan<'f>) -> bool {
         *self
@@ -402,7 +476,7 @@ unsafe impl FarViewMut for bool {
     }
 
     fn describe(at: usize, fields: &mut ViewFields) {
-        fields.add(at, size_of::<bool>(), FieldKind::Bool);
+        fields.add_whole::<bool>(at);
     }
 
     fn add_owned(_: &mut OwnedTypes) {}
@@ -411,6 +485,7 @@ unsafe impl FarViewMut for bool {
 // SAFETY: four bytes, of which some mean no character.
 unsafe impl FarViewMut for char {
     type ViewMut<'f> = char;
+    const OWNS: bool = false;
 
     fn view_mut<'f>(&self, _: Loan<'f>) -> char {
         *self
@@ -429,7 +504,7 @@ unsafe impl FarViewMut for char {
     }
 
     fn describe(at: usize, fields: &mut ViewFields) {
-        fields.add(at, size_of::<char>(), FieldKind::Char);
+        fields.add_whole::<char>(at);
     }
 
     fn add_owned(_: &mut OwnedTypes) {}
@@ -438,6 +513,7 @@ unsafe impl FarViewMut for char {
 // SAFETY: the elements lie side by side, and each is `FarViewMut`.
 unsafe impl<T: FarViewMut, const N: usize> FarViewMut for [T; N] {
     type ViewMut<'f> = [T::ViewMut<'f>; N];
+    const OWNS: bool = T::OWNS;
 
     fn view_mut<'f>(&self, loan: Loan<'f>) -> [T::ViewMut<'f>; N] {
         core::array::from_fn(|index| self[index].view_mut(loan))
@@ -464,12 +540,79 @@ unsafe impl<T: FarViewMut, const N: usize> FarViewMut for [T; N] {
     }
 }
 
+// SAFETY: it has no bytes.
+unsafe impl FarViewMut for () {
+    type ViewMut<'f> = ();
+    const OWNS: bool = false;
+
+    fn view_mut<'f>(&self, _: Loan<'f>) {}
+
+    fn decode_mut<'f>(bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+        bytes.is_empty().then_some(())
+    }
+
+    fn encode(_: &(), _: &mut [u8]) {}
+
+    fn patched<'f>(_: &Self::ViewMut<'f>, _: &[u8]) -> Option<Self::ViewMut<'f>> {
+        Some(())
+    }
+
+    fn describe(_: usize, _: &mut ViewFields) {}
+
+    fn add_owned(_: &mut OwnedTypes) {}
+}
+
+macro_rules! tuples {
+    ($($part:ident $index:tt)*) => {
+        // SAFETY: each part is described, encoded and patched by its own type, at its own place.
+        unsafe impl<$($part: FarViewMut),*> FarViewMut for ($($part,)*) {
+            type ViewMut<'f> = ($($part::ViewMut<'f>,)*);
+            const OWNS: bool = $($part::OWNS)||*;
+
+            #[inline]
+            fn view_mut<'f>(&self, loan: Loan<'f>) -> Self::ViewMut<'f> {
+                ($(self.$index.view_mut(loan),)*)
+            }
+
+            #[inline]
+            fn decode_mut<'f>(bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                Some(($($part::decode_mut(bytes.get(offset_of!(Self, $index)..)?.get(..size_of::<$part>())?)?,)*))
+            }
+
+            #[inline]
+            fn encode(view: &Self::ViewMut<'_>, bytes: &mut [u8]) {
+                $($part::encode(&view.$index, &mut bytes[offset_of!(Self, $index)..][..size_of::<$part>()]);)*
+            }
+
+            #[inline]
+            fn patched<'f>(view: &Self::ViewMut<'f>, bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                let part = |at: usize, size: usize| bytes.get(at..at + size);
+                Some(($($part::patched(&view.$index, part(offset_of!(Self, $index), size_of::<$part>())?)?,)*))
+            }
+
+            fn describe(at: usize, fields: &mut ViewFields) {
+                $($part::describe(at + offset_of!(Self, $index), fields);)*
+            }
+
+            fn add_owned(types: &mut OwnedTypes) {
+                $($part::add_owned(types);)*
+            }
+        }
+    };
+}
+
+tuples!(A 0);
+tuples!(A 0 B 1);
+tuples!(A 0 B 1 C 2);
+tuples!(A 0 B 1 C 2 D 3);
+
 /// Implements the trait for an owner and for an option of it, whose view is this pointer.
 macro_rules! owners {
     ($($owner:ident: $pointer:ident, $bound:ident $(+ $more:ident)*, $add:expr;)*) => {$(
         // SAFETY: an owner is its slot, which stays as it is.
         unsafe impl<T: $bound $(+ $more)*> FarViewMut for $owner<T> {
             type ViewMut<'f> = $pointer<'f, T>;
+            const OWNS: bool = true;
 
             #[inline]
             fn view_mut<'f>(&self, loan: Loan<'f>) -> $pointer<'f, T> {
@@ -502,6 +645,7 @@ macro_rules! owners {
         // SAFETY: as above. No owner is one to number 0.
         unsafe impl<T: $bound $(+ $more)*> FarViewMut for Option<$owner<T>> {
             type ViewMut<'f> = Option<$pointer<'f, T>>;
+            const OWNS: bool = true;
 
             #[inline]
             fn view_mut<'f>(&self, loan: Loan<'f>) -> Option<$pointer<'f, T>> {

@@ -5,6 +5,7 @@
 //! compiler, so another layout than the one expected here does not build.
 
 use super::part::NearTables;
+use super::view_mut::{FarViewMut, OwnedTypes, ViewFields};
 use super::view_traits::{FarView, Loan, ViewSource, ViewTypes, layout};
 use core::mem::offset_of;
 
@@ -71,6 +72,49 @@ macro_rules! options_of_numbers {
 
                 fn add_pointees(_: &mut ViewTypes) {}
             }
+
+            // All other bytes before the value are zero: whoever writes an option writes them so.
+            const _: () = {
+                let mut index = 0;
+                while index < VALUE {
+                    assert!(index == TAG || byte_of(&NONE, index) == 0 && byte_of(&SOME, index) == 0);
+                    index += 1;
+                }
+            };
+
+            // SAFETY: all bytes up to the end of the value, as the compiler says, change together.
+            unsafe impl FarViewMut for Option<$number> {
+                type ViewMut<'f> = Option<$number>;
+                const OWNS: bool = false;
+
+                #[inline]
+                fn view_mut<'f>(&self, _: Loan<'f>) -> Option<$number> {
+                    *self
+                }
+
+                #[inline]
+                fn decode_mut<'f>(bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                    Self::decode(bytes, ViewSource::Region)
+                }
+
+                fn encode(view: &Option<$number>, bytes: &mut [u8]) {
+                    bytes.fill(0);
+                    bytes[TAG] = if view.is_some() { TAG_OF_SOME } else { TAG_OF_NONE };
+                    if let Some(value) = view {
+                        bytes[VALUE..VALUE + size_of::<$number>()].copy_from_slice(&value.to_ne_bytes());
+                    }
+                }
+
+                fn patched<'f>(_: &Self::ViewMut<'f>, bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                    Self::decode_mut(bytes)
+                }
+
+                fn describe(at: usize, fields: &mut ViewFields) {
+                    fields.add_whole::<Self>(at);
+                }
+
+                fn add_owned(_: &mut OwnedTypes) {}
+            }
         };
     )*};
 }
@@ -126,6 +170,43 @@ unsafe impl FarView for Option<char> {
     }
 
     fn add_pointees(_: &mut ViewTypes) {}
+}
+
+macro_rules! changeable_options {
+    ($($value:ty, $encode:expr;)*) => {$(
+        // SAFETY: the bytes of the value, some of which mean that there is none, change together.
+        unsafe impl FarViewMut for Option<$value> {
+            type ViewMut<'f> = Option<$value>;
+            const OWNS: bool = false;
+
+            fn view_mut<'f>(&self, _: Loan<'f>) -> Option<$value> {
+                *self
+            }
+
+            fn decode_mut<'f>(bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                Self::decode(bytes, ViewSource::Region)
+            }
+
+            fn encode(view: &Option<$value>, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&$encode(*view));
+            }
+
+            fn patched<'f>(_: &Self::ViewMut<'f>, bytes: &[u8]) -> Option<Self::ViewMut<'f>> {
+                Self::decode_mut(bytes)
+            }
+
+            fn describe(at: usize, fields: &mut ViewFields) {
+                fields.add_whole::<Self>(at);
+            }
+
+            fn add_owned(_: &mut OwnedTypes) {}
+        }
+    )*};
+}
+
+changeable_options! {
+    bool, |view: Option<bool>| [view.map_or(NO_BOOL, u8::from)];
+    char, |view: Option<char>| view.map_or(NO_CHAR, u32::from).to_ne_bytes();
 }
 
 // SAFETY: it has no bytes.

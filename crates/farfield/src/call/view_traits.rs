@@ -19,7 +19,7 @@ use core::num::NonZeroU32;
 /// Fields can be integers, floating-point numbers, `bool`, `char`, and `Option`s of these; [`FarBox`]
 /// and [`FarArc`] of a type that is `FarView` too, or an `Option` of those pointers;
 /// [`FarBytes`](crate::FarBytes), [`FarString`](crate::FarString), and lists, queues, stacks, vectors,
-/// arrays and ordered maps and sets of such types; other types with this derive; arrays of all these,
+/// arrays, ordered maps and sets, and flat maps of such types; other types with this derive; arrays of all these,
 /// and tuples of up to four. For a type `Node`, the derive makes a
 /// type `NodeView` with the same fields or variants, in which each pointer is a [`FarRef`]. A function
 /// gets that one.

@@ -2,7 +2,7 @@
 //! collections, and against bytes there that lead a walk astray: a length that is a lie, a node with
 //! more entries than fit, a tree that bites its own tail.
 
-use super::fold::{FarFold, FarFoldable, Fold};
+use super::fold::{FarFold, FarFoldable, Fold, FoldEnd};
 use super::function::{AtServer, FarAnswer, FarFunction};
 use super::part::RootImage;
 use super::place::{FarPlace, RegionStop};
@@ -87,6 +87,19 @@ impl FarFunction for TellHoldings {
         while let Some(element) = list.next().await? {
             text.push_str(&format!("{element:?} "));
         }
+        text.push_str("\nback: ");
+        let mut list = far.items_in(store.list, places.clone()).rev();
+        while let Some(element) = list.next().await? {
+            text.push_str(&format!("{element:?} "));
+        }
+        let mut numbers = far.items_in(store.numbers, places.clone()).rev();
+        while let Some(element) = numbers.next().await? {
+            text.push_str(&format!("{element:?} "));
+        }
+        let mut large = far.items(store.large).rev();
+        while let Some(element) = large.next().await? {
+            text.push_str(&format!("{:?} ", element[699]));
+        }
         text.push_str("\nqueue: ");
         let mut queue = far.items(store.queue);
         while let Some(element) = queue.next().await? {
@@ -130,15 +143,23 @@ impl FarFunction for TellHoldings {
         while let Some((key, value)) = wide.next().await? {
             text.push_str(&format!("{key:?} {} ", value[59]));
         }
+        text.push_str("\nwide back: ");
+        let mut wide = far.range_by(store.wide, |(key, _)| super::entries::position(&keys, &u32::from(*key))).rev();
+        while let Some((key, value)) = wide.next().await? {
+            text.push_str(&format!("{key:?} {} ", value[59]));
+        }
         let one = far.get(store.wide, (keys.start as u16, 0)).await?;
         text.push_str(&format!("\none: {:?}", one.map(|value| value[0])));
         let from = i64::from(keys.start)..=i64::from(keys.end);
         let count = far.range(store.set, from.clone()).count().await?;
-        let mut rest = far.range(store.set, from);
+        let mut rest = far.range(store.set, from.clone());
         let first = rest.next().await?.map(|(key, ())| key);
         let rest = rest.count().await?;
+        let mut back = far.range(store.set, from).rev();
+        let last = back.next().await?.map(|(key, ())| key);
+        let before = back.count().await?;
         text.push_str(&format!(
-            "\nset: {count}, {rest} after {first:?}, all {}",
+            "\nset: {count}, {rest} after {first:?}, {before} before {last:?}, all {}",
             far.range(store.set, ..).count().await?
         ));
         let bytes = far.bytes(store.bytes, places.start..).await?;
@@ -158,6 +179,17 @@ impl Twin {
         let all = &(0..usize::MAX);
         let mut text = part(self.list.iter(), all);
         text += &format!("\npart: {}", part(self.list.iter(), places));
+        fn part_back<T: core::fmt::Debug>(items: &[T], places: &Range<usize>) -> String {
+            let places = places.start.min(items.len())..places.end.min(items.len());
+            items[places.start.min(places.end)..places.end]
+                .iter()
+                .rev()
+                .map(|element| format!("{element:?} "))
+                .collect()
+        }
+        let list: Vec<_> = self.list.iter().collect();
+        text += &format!("\nback: {}{}", part_back(&list, places), part_back(&self.numbers, places));
+        text += &part_back(&self.large, all);
         text += &format!("\nqueue: {}", part(self.queue.iter(), all));
         text += &format!("\nstack: {}", part(self.stack.iter(), &(places.start..usize::MAX)));
         text += &format!("\nnumbers: {}", part(self.numbers.iter(), places));
@@ -179,12 +211,18 @@ impl Twin {
         for (key, value) in self.wide.iter().filter(|(key, _)| keys.contains(&u32::from(key.0))) {
             text += &format!("{key:?} {value} ");
         }
+        text += "\nwide back: ";
+        for (key, value) in self.wide.iter().rev().filter(|(key, _)| keys.contains(&u32::from(key.0))) {
+            text += &format!("{key:?} {value} ");
+        }
         text += &format!("\none: {:?}", self.wide.get(&(keys.start as u16, 0)));
         let mut of_set: Vec<i64> =
             self.set.range(i64::from(keys.start)..=i64::from(keys.end)).map(|(key, ())| *key).collect();
         let count = of_set.len();
+        let last = of_set.last().copied();
         let first = (!of_set.is_empty()).then(|| of_set.remove(0));
-        text += &format!("\nset: {count}, {} after {first:?}, all {}", of_set.len(), self.set.len());
+        let rest = of_set.len();
+        text += &format!("\nset: {count}, {rest} after {first:?}, {rest} before {last:?}, all {}", self.set.len());
         let from = self.bytes.len().min(places.end);
         let some = &self.bytes[from..self.bytes.len().min(from + 5)];
         let bytes = &self.bytes[self.bytes.len().min(places.start)..];
@@ -367,7 +405,7 @@ impl FarFunction for Chapters {
 }
 
 #[test]
-fn trees_and_texts_of_far_values_are_read_everywhere_and_lists_of_them_in_the_heap() {
+fn trees_texts_and_short_lists_of_far_values_are_read_everywhere_and_long_lists_in_the_heap() {
     let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
     let mut next = None;
     for number in 0..40 {
@@ -394,11 +432,24 @@ fn trees_and_texts_of_far_values_are_read_everywhere_and_lists_of_them_in_the_he
         let there = Sim::new(1, bytes.clone()).run_one::<AtServer<Chapters>>(argument);
         assert!(matches!(there, Ok(FarAnswer::Done(there)) if there == expected), "{there:?}");
     }
+    let expected = (39 * 20, words(0..10) as usize, 50 * 39 * 20);
     let argument = argument_of(&heap, FarRef::from(&root), (0..10, true));
     let there = Sim::new(1, bytes).run_one::<AtServer<Chapters>>(argument);
+    assert!(matches!(there, Ok(FarAnswer::Done(there)) if there == expected), "{there:?}");
+    let here = heap.call::<Chapters>(&root, (0..10, true)).at(Where::Client).run();
+    assert_eq!(here, Ok(expected));
+    // A list whose table is near.
+    let mut pages = FarList::new();
+    for page in 0..5000 {
+        pages.push_back(&heap.enter(), page).unwrap();
+    }
+    let last = Chapter { title: FarString::new(), words: FarBTreeMap::new(), pages, next: Some(root) };
+    let root = heap.alloc(last).map_err(|error| error.error).unwrap();
+    let argument = argument_of(&heap, FarRef::from(&root), (0..10, true));
+    let there = Sim::new(1, region_of(&heap)).run_one::<AtServer<Chapters>>(argument);
     assert!(matches!(there, Ok(FarAnswer::Stopped(RegionStop::TableNear))), "{there:?}");
     let here = heap.call::<Chapters>(&root, (0..10, true)).at(Where::Client).run();
-    assert_eq!(here, Ok((39 * 20, words(0..10) as usize, 50 * 39 * 20)));
+    assert_eq!(here, Ok((expected.0, expected.1, expected.2 + 5000)));
 }
 
 #[test]
@@ -693,9 +744,9 @@ fn fold_there<F: FarFold>(heap: &Heap, bytes: &[u8], over: &F::Over, argument: &
         let mut call = argument_of(heap, FarRef::near(over), call);
         call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap());
         let there = Sim::new(number as u64, bytes.to_vec()).run_one::<AtServer<Fold<F>>>(call);
-        let Ok(FarAnswer::Done((folded, is_over))) = there else { panic!("a piece is folded") };
+        let Ok(FarAnswer::Done((folded, end))) = there else { panic!("a piece is folded") };
         state = folded;
-        if is_over {
+        if end == FoldEnd::Over {
             break;
         }
     }

@@ -1,10 +1,12 @@
 //! A chain of chunks: the common part of lists, queues and stacks.
 //!
-//! Elements lie in far chunks of about a page. The links between chunks are near, 24 bytes for
-//! each. So a walk knows the next chunks before it reaches them, in both directions, and fetches
+//! Elements lie in far chunks of about a page. The links between chunks are in the table of the chain,
+//! 24 bytes for each: those of a short chain in the chain itself, those of a longer one near (`table`).
+//! So a walk knows the next chunks before it reaches them, in both directions, and fetches
 //! them ahead. Links cost no far access.
 
 mod parts;
+mod table;
 
 use crate::call::ChunkPlace;
 use crate::error::{AllocError, FarError};
@@ -13,10 +15,11 @@ use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use farfield_core::geometry::PAGE_BYTES;
 use std::alloc::Layout;
+use table::ChunkTable;
 
 /// Elements in order, in chunks.
 pub(super) struct Chain<T: Send + 'static> {
-    chunks: Vec<ChainChunk>,
+    chunks: ChunkTable,
     /// First of the chunks that are not used, linked by `next`.
     free: u32,
     first: u32,
@@ -39,10 +42,20 @@ pub(crate) struct ChainChunk {
 const _: () = assert!(size_of::<ChainChunk>() == 24);
 
 impl ChainChunk {
+    /// Makes an entry without a chunk.
+    const fn unused(next: u32) -> ChainChunk {
+        ChainChunk { cell: SlotCell::nothing(), start: 0, len: 0, previous: NONE, next }
+    }
+
     /// Returns where the chunk's elements are, and the number of the next chunk, if the chunk is used.
     pub(crate) fn place(&self) -> Option<(ChunkPlace, u32)> {
         let slot = self.cell.load()?;
         Some((ChunkPlace { slot, start: self.start, len: self.len }, self.next))
+    }
+
+    /// Returns the number of the chunk before this one.
+    pub(crate) fn previous(&self) -> Option<usize> {
+        (self.previous != NONE).then_some(self.previous as usize)
     }
 }
 
@@ -89,21 +102,19 @@ impl<T: Send + 'static> Chain<T> {
     };
 
     pub(super) const fn new() -> Chain<T> {
-        Chain { chunks: Vec::new(), free: NONE, first: NONE, last: NONE, len: 0, heap_ref: None, owns: PhantomData }
+        Chain {
+            chunks: ChunkTable::new(),
+            free: NONE,
+            first: NONE,
+            last: NONE,
+            len: 0,
+            heap_ref: None,
+            owns: PhantomData,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Returns the table of the chunks.
-    pub(super) fn table(&self) -> &[ChainChunk] {
-        &self.chunks
-    }
-
-    /// Returns the number of the first chunk; no chunk has it if there is none.
-    pub(super) fn first(&self) -> u32 {
-        self.first
     }
 
     /// Returns the heap of the chain, if it has one.
@@ -113,11 +124,11 @@ impl<T: Send + 'static> Chain<T> {
     }
 
     fn chunk(&self, chunk: u32) -> &ChainChunk {
-        &self.chunks[chunk as usize]
+        &self.chunks.entries()[chunk as usize]
     }
 
     fn chunk_mut(&mut self, chunk: u32) -> &mut ChainChunk {
-        &mut self.chunks[chunk as usize]
+        &mut self.chunks.entries_mut()[chunk as usize]
     }
 
     /// Returns the chunk beside this one, on the side of `end`. For `NONE`, returns the chunk at
@@ -271,7 +282,7 @@ impl<T: Send + 'static> Chain<T> {
 
     /// Takes a chunk out, with its elements.
     fn unlink(&mut self, number: u32) -> ChainChunk {
-        let unused = ChainChunk { cell: SlotCell::nothing(), start: 0, len: 0, previous: NONE, next: self.free };
+        let unused = ChainChunk::unused(self.free);
         let chunk = core::mem::replace(self.chunk_mut(number), unused);
         self.free = number;
         *self.link_to(chunk.previous, ChainEnd::Back) = chunk.next;
@@ -296,15 +307,14 @@ impl<T: Send + 'static> Chain<T> {
             Some(heap_ref) => heap_ref.check(scope)?,
             None => self.heap_ref = Some(HeapRef::of(scope)),
         }
-        let before = self.chunks.capacity();
-        if self.free == NONE && self.chunks.len() == before {
-            let more = before.max(8);
-            if before + more >= NONE as usize {
+        let more = self.chunks.growth();
+        if self.free == NONE && more > 0 {
+            if self.chunks.capacity_beside() + more >= NONE as usize {
                 return Err(FarError::FarFull);
             }
             let bytes = (more * size_of::<ChainChunk>()) as u64;
             scope.core.charge(bytes)?;
-            if self.chunks.try_reserve_exact(more).is_err() {
+            if !self.chunks.grow(more) {
                 scope.core.uncharge(bytes);
                 return Err(FarError::TablesFull { bytes });
             }
@@ -566,8 +576,8 @@ impl<T: Send + 'static> Teardown for ChainTeardown<T> {
             chain.remove_chunk(core, number);
             panics.catch(|| taken.clear());
         }
-        core.uncharge((chain.chunks.capacity() * size_of::<ChainChunk>()) as u64);
-        chain.chunks = Vec::new();
+        core.uncharge((chain.chunks.capacity_beside() * size_of::<ChainChunk>()) as u64);
+        chain.chunks = ChunkTable::new();
         true
     }
 }

@@ -56,8 +56,10 @@ pub(crate) use chain::ChainChunk;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
 pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX};
-pub use flat_map::FarFlatMap;
+pub(crate) use flat_map::flat_hash;
+pub use flat_map::{FarFlatMap, SeededHasher, SeededState, UnknownState};
 pub use list::{Cursor, CursorMut, FarList, ListIter};
+pub(crate) use map::EntryLayout;
 #[cfg(feature = "serde")]
 pub use map::Restored;
 pub use map::{Change, Entry, FarMap, FarMapBuilder, Index, Item, OccupiedEntry, Source, VacantEntry, Walk};

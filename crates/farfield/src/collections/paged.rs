@@ -12,11 +12,17 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{Extents, SEGMENT_PAGES};
 use farfield_core::policy::prefetch::{PrefetchBatch, PrefetchTimeliness};
 
+/// Extents that are known from the bytes of the storage itself: those of the first 8 MiB.
+pub(super) const FIRSTS: usize = 8;
+
 /// Units `0..made`, of [`Paged::PER_UNIT`] elements each. The storage knows which units exist, not
 /// which elements do.
 pub(super) struct Paged<T: Send + 'static> {
     /// First page of each extent. Pages are numbered over all heaps.
     extents: Vec<u32>,
+    /// Copy of the first of them, for functions that meet a vector in a far value at a memory server.
+    /// Behind the number of extents, it means nothing.
+    firsts: [u32; FIRSTS],
     made: usize,
     /// Mode of prefetching, unless it is [`PrefetchMode::Auto`].
     prefetch_mode: Option<Box<PrefetchMode>>,
@@ -33,8 +39,11 @@ impl<T: Send + 'static> Paged<T> {
     /// Pages of a unit.
     pub(super) const UNIT_PAGES: u32 = Self::EXTENTS.unit_pages();
 
+    /// Offset of [`FIRSTS`] pages of extents in the storage.
+    pub(super) const FIRSTS_AT: usize = core::mem::offset_of!(Self, firsts);
+
     pub(super) const fn new() -> Paged<T> {
-        Paged { extents: Vec::new(), made: 0, prefetch_mode: None, owns: PhantomData }
+        Paged { extents: Vec::new(), firsts: [0; FIRSTS], made: 0, prefetch_mode: None, owns: PhantomData }
     }
 
     /// Sets what is fetched ahead.
@@ -200,6 +209,9 @@ impl<T: Send + 'static> Paged<T> {
         let units = Self::EXTENTS.units(self.extents.len());
         self.extents.try_reserve(1).map_err(|_| FarError::FarFull)?;
         let page = core.take_run(units, Self::UNIT_PAGES)?;
+        if let Some(first) = self.firsts.get_mut(self.extents.len()) {
+            *first = page;
+        }
         self.extents.push(page);
         Ok(units)
     }

@@ -1,8 +1,10 @@
 //! What functions of users see of collections: where the elements are.
 //!
-//! Bytes and texts lie in one object, which their owner names. The tables of chains and vectors are
-//! near, so elsewhere they are known only if they come with the call.
+//! Bytes and texts lie in one object, which their owner names. The tables of short chains and vectors lie
+//! in themselves. Those of longer ones are near, so elsewhere they are known only if they come with the
+//! call.
 
+use super::chain::Chain;
 use super::{FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarList, FarQueue, FarStack, FarString, FarVec};
 use crate::call::view::{Loan, NearTables, ObjectRef, ViewSource, ViewTypes, layout};
 use crate::call::{BytesRef, EntriesRef, FarRef, FarView, ItemKind, ItemsRef, TextRef};
@@ -82,7 +84,7 @@ unsafe impl FarView for FarString {
 }
 
 macro_rules! items {
-    ($($name:ident $(const $dims:ident)?, $kind:ident, $this:ident => $view:expr;)*) => {$(
+    ($($name:ident $(const $dims:ident)?, $kind:ident: $table:ty, $at:expr, $this:ident => $view:expr;)*) => {$(
         // SAFETY: the collection and its table stay as they are while they are shared; only guesses of
         // cells change. Elements are `FarView` too.
         unsafe impl<T: FarView + Send $(, const $dims: usize)?> FarView for $name<T $(, $dims)?> {
@@ -93,7 +95,11 @@ macro_rules! items {
                 Self::NAME,
                 size_of::<Self>(),
                 align_of::<Self>(),
-                &[(T::NAME, size_of::<T>(), 0), ("units", Extents::of(size_of::<T>()).per_unit(), 0)],
+                &[
+                    (T::NAME, size_of::<T>(), 0),
+                    ("units", Extents::of(size_of::<T>()).per_unit(), 0),
+                    ("table", $at, <$table>::TABLE_LAYOUT),
+                ],
             );
 
             fn view<'f>(&self, loan: Loan<'f>) -> ItemsRef<'f, T> {
@@ -101,7 +107,10 @@ macro_rules! items {
             }
 
             fn decode<'f>(bytes: &[u8], source: ViewSource) -> Option<ItemsRef<'f, T>> {
-                ItemsRef::decode(ItemKind::$kind, bytes, source)
+                match source {
+                    ViewSource::Root => ItemsRef::decode_image(ItemKind::$kind, bytes),
+                    ViewSource::Region => <$table>::decode_items(bytes.get($at..)?),
+                }
             }
 
             fn write_image(&self, image: &mut [u8], tables: &mut NearTables) {
@@ -132,11 +141,11 @@ macro_rules! items {
 }
 
 items! {
-    FarList, Chain, list => ItemsRef::of_chain(list.chain.table(), list.chain.first(), list.len());
-    FarQueue, Chain, queue => ItemsRef::of_chain(queue.chain.table(), queue.chain.first(), queue.len());
-    FarStack, Chain, stack => ItemsRef::of_chain(stack.chain.table(), stack.chain.first(), stack.len());
-    FarVec, Paged, vec => ItemsRef::of_extents(vec.units.extents(), vec.len());
-    FarArray const D, Paged, array => ItemsRef::of_extents(array.elements.units.extents(), array.elements.len());
+    FarList, Chain: Chain<T>, offset_of!(Self, chain), list => list.chain.items();
+    FarQueue, Chain: Chain<T>, offset_of!(Self, chain), queue => queue.chain.items();
+    FarStack, Chain: Chain<T>, offset_of!(Self, chain), stack => stack.chain.items();
+    FarVec, Paged: FarVec<T>, 0, vec => ItemsRef::of_extents(vec.units.extents(), vec.len());
+    FarArray const D, Paged: FarVec<T>, offset_of!(Self, elements), array => array.elements.items();
 }
 
 // SAFETY: a set is a map.

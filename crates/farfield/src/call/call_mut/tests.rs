@@ -236,12 +236,33 @@ struct Everything {
     ratio: f32,
     pairs: [Pair; 2],
     flags: [bool; 5],
+    states: [State; 2],
+    level: (Level, (), Option<u128>),
+    options: Options,
     shared: FarArc<Shared>,
     owners: [Option<FarBox<Everything>>; 3],
+    link: (u8, Option<FarBox<Everything>>),
 }
+
+type Options = (Option<bool>, [Option<char>; 2], Option<i16>, [Option<f64>; 3]);
 
 #[derive(FarView, FarViewMut)]
 struct Pair(u8, char);
+
+#[derive(FarView, FarViewMut, Clone, Copy, Debug)]
+#[repr(u8)]
+enum State {
+    Open,
+    Shipped { day: u16, by: Option<u8> } = 7,
+    Lost(char, [bool; 2], (u64, Level)),
+}
+
+#[derive(FarView, FarViewMut, Clone, Copy, Debug)]
+#[repr(i16)]
+enum Level {
+    Low = -5,
+    High = 300,
+}
 
 /// A type that functions only read, with a box in it.
 #[derive(FarView)]
@@ -275,8 +296,28 @@ impl FarFunctionMut for Mix {
             value.ratio /= 2.0;
             value.pairs[1] = PairViewMut(byte, char::from(byte));
             value.flags[usize::from(byte) % 5] ^= true;
+            for state in &mut value.states {
+                *state = match *state {
+                    StateViewMut::Open => StateViewMut::Shipped { day: byte.into(), by: None },
+                    StateViewMut::Shipped { day, by: None } => StateViewMut::Shipped { day: day + 1, by: Some(byte) },
+                    StateViewMut::Shipped { day, .. } => {
+                        StateViewMut::Lost(char::from(byte), [true, day > 3], (u64::from(day) << 40, value.level.0))
+                    }
+                    StateViewMut::Lost(..) => StateViewMut::Open,
+                };
+            }
+            value.level.0 = match value.level.0 {
+                LevelViewMut::Low => LevelViewMut::High,
+                LevelViewMut::High => LevelViewMut::Low,
+            };
+            value.level.2 = value.level.2.map_or(Some(u128::MAX - u128::from(byte)), |_| None);
+            value.options.0 = value.options.0.map_or(Some(true), |flag| flag.then_some(false));
+            value.options.1[1] = value.options.1[0].replace(char::from(byte));
+            value.options.2 = value.options.2.map_or(Some(-300), |_| None);
+            value.options.3[usize::from(byte) % 3] = Some(f64::from(byte) / 8.0);
             far.store(pointer, value).await?;
             left.extend(value.owners.iter().flatten());
+            left.extend(value.link.1);
             count += 1;
         }
         Ok(count)
@@ -290,8 +331,21 @@ fn everything(heap: &Heap, depth: i128, shared: &FarArc<Shared>) -> FarBox<Every
         ratio: depth as f32 / 4.0,
         pairs: [Pair(1, 'ä'), Pair(depth as u8, '\u{1F30D}')],
         flags: [true, false, true, false, depth % 2 == 0],
+        states: match depth % 3 {
+            0 => [State::Open, State::Shipped { day: 9, by: Some(200) }],
+            1 => [State::Shipped { day: 0, by: None }, State::Lost('\u{10FFFF}', [false; 2], (7, Level::High))],
+            _ => [State::Lost('a', [true; 2], (u64::MAX, Level::Low)), State::Open],
+        },
+        level: (if depth % 2 == 0 { Level::Low } else { Level::High }, (), (depth % 3 > 0).then_some(1 << 100)),
+        options: (
+            [None, Some(false), Some(true)][depth as usize % 3],
+            [None, Some('\0')],
+            (depth % 2 > 0).then_some(7),
+            [Some(f64::NAN), None, Some(-0.0)],
+        ),
         shared: shared.clone(),
         owners: [owner(0), None, owner(2)],
+        link: (depth as u8, owner(3)),
     };
     heap.alloc(value).unwrap()
 }
@@ -300,10 +354,13 @@ fn everything(heap: &Heap, depth: i128, shared: &FarArc<Shared>) -> FarBox<Every
 fn tell(heap: &Heap, root: &FarBox<Everything>) -> String {
     let (scope, mut text, mut left) = (heap.enter(), String::new(), vec![root]);
     while let Some(value) = left.pop() {
-        let Everything { number, ratio, pairs, flags, owners, .. } = value.get(&scope).unwrap();
+        let Everything { number, ratio, pairs, flags, states, level, options, owners, link, .. } =
+            value.get(&scope).unwrap();
         let [Pair(one, two), Pair(three, four)] = pairs;
-        text.push_str(&format!("{number} {ratio} {one} {two} {three} {four} {flags:?}; "));
+        text.push_str(&format!("{number} {ratio} {one} {two} {three} {four} {flags:?} {states:?} {level:?} "));
+        text.push_str(&format!("{options:?} {}; ", link.0));
         left.extend(owners.iter().flatten());
+        left.extend(&link.1);
     }
     text
 }

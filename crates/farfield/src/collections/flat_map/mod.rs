@@ -9,7 +9,11 @@
 //! before anything is looked at, and closures, with copies of entries and no page in use.
 
 mod lookup;
+mod seeded;
+mod view;
 mod walk;
+
+pub use seeded::{SeededHasher, SeededState, UnknownState};
 
 use super::map::Change;
 use super::paged::Paged;
@@ -407,11 +411,7 @@ impl<K: Pod, V: Pod, S> FarFlatMap<K, V, S> {
 
 impl<K: Pod, V: Pod, S: BuildHasher> FarFlatMap<K, V, S> {
     fn hash(&self, key: &K) -> u32 {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write(bytes_of(key));
-        let hash = hasher.finish();
-        // Both halves, for hash functions that leave one of them empty.
-        (hash ^ hash >> 32) as u32
+        flat_hash(&self.hasher, bytes_of(key))
     }
 
     /// Returns the value of a key, if the map has the key.
@@ -474,6 +474,15 @@ impl<K: Pod, V: Pod, S: BuildHasher> FarFlatMap<K, V, S> {
             Change::Remove => self.take(scope, hash, &key),
         }
     }
+}
+
+/// Returns the hash of a key with these bytes.
+pub(crate) fn flat_hash(state: &impl BuildHasher, key: &[u8]) -> u32 {
+    let mut hasher = state.build_hasher();
+    hasher.write(key);
+    let hash = hasher.finish();
+    // Both halves, for hash functions that leave one of them empty.
+    (hash ^ hash >> 32) as u32
 }
 
 impl<K: Pod, V: Pod, S> Drop for FarFlatMap<K, V, S> {

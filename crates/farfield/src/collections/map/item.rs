@@ -165,7 +165,7 @@ unsafe impl<const N: usize> sealed::ItemSource<[u8]> for [u8; N] {
 
 /// Layout of an entry in far memory: a word with both lengths unless the types fix them, then the
 /// key, then the value.
-pub(super) struct EntryLayout<K: ?Sized, V: ?Sized>(PhantomData<fn(&K, &V)>);
+pub(crate) struct EntryLayout<K: ?Sized, V: ?Sized>(PhantomData<fn(&K, &V)>);
 
 /// Bits of the key's length in the word of lengths: 28. The value's length has the other 36.
 const KEY_BITS: u32 = 28;
@@ -184,8 +184,9 @@ impl<K: Item + ?Sized, V: Item + ?Sized> EntryLayout<K, V> {
     /// Whether both can be moved to the stack.
     const IS_SMALL: bool = size_of::<K::Kept>() + size_of::<V::Kept>() <= PAGE_BYTES;
 
+    /// Returns where the value lies in an entry whose key has this size.
     #[inline]
-    fn value_at(key_bytes: usize) -> usize {
+    pub(crate) const fn value_at(key_bytes: usize) -> usize {
         (Self::KEY_AT + key_bytes).next_multiple_of(V::ALIGN)
     }
 

@@ -34,7 +34,7 @@ use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering};
 use index::{IndexSearch, IndexTable};
-use item::EntryLayout;
+pub(crate) use item::EntryLayout;
 use std::hash::RandomState;
 use teardown::{MapTeardown, drop_entry};
 

@@ -109,6 +109,20 @@ impl<'map, K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> Walk<
     }
 }
 
+impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V, S> {
+    /// Puts the slots of the entries of the bucket at a position into `slots`. Returns the next position.
+    pub(crate) fn slots_at(
+        &self,
+        scope: &Scope<'_>,
+        position: u32,
+        slots: &mut Vec<SlotWord>,
+    ) -> Result<Option<u32>, FarError> {
+        self.body.heap_ref.check(scope)?;
+        let _brief = scope.begin_transient();
+        scope.with_room(|| self.body.table.entries_at(scope, position, slots))
+    }
+}
+
 impl<K: Item + ?Sized, V: Item + ?Sized, S> core::fmt::Debug for Walk<'_, K, V, S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Walk(at {:?})", self.at)

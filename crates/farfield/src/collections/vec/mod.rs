@@ -11,6 +11,7 @@ mod sieve;
 mod sorted;
 mod stream;
 mod take;
+mod view;
 
 pub use aggregate::Aggregate;
 pub use copy::Copying;
