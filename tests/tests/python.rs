@@ -114,10 +114,15 @@ fn a_program_that_runs_begins_at_an_encrypted_server() {
 fn a_process_of_a_job_keeps_that_job() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("inside");
-    let words = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--", python.to_str().expect("UTF-8")];
-    for file in ["situations.py", "arrays.py"] {
-        let ended = python_command(&scratch, &[&words[..], &[&python_program(file), "inside"]].concat()).run();
-        assert_ok(file, &ended);
+    let python = python.to_str().expect("UTF-8");
+    for (what, file, name) in [
+        ("everything", "situations.py", "inside"),
+        ("everything", "arrays.py", "inside"),
+        ("arrays", "arrays.py", "inside_arrays"),
+    ] {
+        let run = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--what", what, "--"];
+        let file = python_program(file);
+        assert_ok(name, &python_command(&scratch, &[&run[..], &[python, &file, name]].concat()).run());
     }
 }
 
