@@ -34,6 +34,7 @@
 #[doc = include_str!("../../docs/guide/functions.md")]
 mod guide {}
 
+mod authority;
 mod data;
 mod far;
 mod gone;
@@ -45,6 +46,7 @@ mod random;
 mod relay;
 mod scratch;
 
+pub use authority::TestAuthority;
 pub use data::{random_lines, random_words, shared_data, shared_text};
 pub use far::{FarRun, Server};
 pub use gone::{ask_until, ask_until_gone};
