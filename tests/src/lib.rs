@@ -96,6 +96,13 @@ pub fn tier<T>(small: T, large: T) -> T {
     if deep() { large } else { small }
 }
 
+/// Returns the length of a test that could go on for ever: `FARFIELD_SECONDS`, else `usual` in the deep tier. `None` in the CI tier.
+pub fn soak_time(usual: Duration) -> Option<Duration> {
+    let seconds = std::env::var("FARFIELD_SECONDS").ok();
+    let asked = seconds.map(|text| Duration::from_secs(text.parse().expect("FARFIELD_SECONDS is a number of seconds")));
+    asked.or(deep().then_some(usual))
+}
+
 /// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.
 pub struct Over<'a>(pub &'a AtomicBool);
 
