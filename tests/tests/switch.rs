@@ -120,42 +120,37 @@ fn no_write_is_lost_while_pools_are_exchanged() {
     }
 }
 
-/// The job begins at a server with TLS, with its children, leaves it and comes back. One that may choose between servers with TLS goes
-/// to each; one that did not begin there does not come.
+/// The job begins at a server with TLS, with its children, leaves it, goes to the other one that it may choose, and comes back; one that
+/// did not begin there does not come.
 #[test]
 fn jobs_begin_at_an_encrypted_server_and_come_back_to_it() {
     let scratch = Scratch::new("switch-tls");
-    let server = Server::start_tls(&scratch, "tls", "tls://127.0.0.1:0", &["--capacity", "512M"]);
+    let tls = |name: &str| Server::start_tls(&scratch, name, "tls://127.0.0.1:0", &["--capacity", "512M"]);
+    let (server, other) = (tls("tls"), tls("other"));
     let plain = Server::start_tcp(&scratch, "tcp", ["--capacity", "512M"]);
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let hog = hog.to_str().expect("ASCII");
-    let start = |far: &str| {
-        let job = FarRun::new(&scratch, ["--near", "16M", "--far", far], [hog, "64", "0", "2", "2"]).start();
+    let start = |options: &[&str]| {
+        let job = FarRun::new(&scratch, ["--near", "16M"].iter().chain(options), [hog, "64", "0", "2", "2"]).start();
         wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
         job
     };
-    let job = start(server.url());
-    for to in [plain.url(), server.url()] {
-        let ended = pool(&scratch, &["switch", &pid(&job), to]);
-        assert_eq!(ended.code, 0, "{to}: {}", ended.errors);
-    }
-    assert!(!job.is_over(), "{}", job.errors());
-    drop(job);
-    // Pools that the job may choose are prepared, too. It may move by itself meanwhile.
-    let other = Server::start_tls(&scratch, "other", "tls://127.0.0.1:0", &["--capacity", "512M"]);
-    let options =
-        ["--near", "24M", "--auto", "--slo", "4", "--far", plain.url(), "--far", server.url(), "--far", other.url()];
-    let job = FarRun::new(&scratch, options, [hog, "64", "0", "2", "2"]).start();
-    wait_until("some of it is far", || job.is_over() || is_armed(&scratch, &job));
-    for to in [other.url(), server.url()] {
+    let job = start(&["--auto", "--slo", "4", "--far", server.url(), "--far", other.url()]);
+    for to in [plain.url(), other.url(), server.url()] {
+        // It may move by itself meanwhile.
         wait_until("it has moved there", || {
             let ended = pool(&scratch, &["switch", &pid(&job), to]);
-            assert!(!job.is_over() && !ended.errors.contains("start it with"), "{}{}", ended.errors, job.errors());
+            assert!(
+                !job.is_over() && !ended.errors.contains("start it with"),
+                "{to}: {}{}",
+                ended.errors,
+                job.errors()
+            );
             ended.code == 0 || ended.errors.contains("has this pool already")
         });
     }
     drop(job);
-    let job = start(plain.url());
+    let job = start(&["--far", plain.url()]);
     let ended = pool(&scratch, &["switch", &pid(&job), server.url()]);
     assert!(ended.code != 0 && ended.errors.contains("start it with this URL"), "{}", ended.errors);
     assert!(!job.is_over(), "{}", job.errors());
