@@ -4,8 +4,9 @@ use crate::sys::{self, Ended, Gave};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The user asked to stop.
@@ -71,30 +72,56 @@ impl Drop for Group {
     }
 }
 
+/// The environment variable that names the folder for files of a program.
+const FILES: &str = "FARFIELD_BENCH_FILES";
+
+/// Folder for the files of one program. A program that is killed leaves them behind, so they are removed here.
+struct ProgramFiles(PathBuf);
+
+impl ProgramFiles {
+    fn new(scratch: &Path, command: &mut Command) -> Result<ProgramFiles> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let folder = scratch.join(format!("files-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        command.env(FILES, &folder);
+        Ok(ProgramFiles(folder))
+    }
+}
+
+impl Drop for ProgramFiles {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok(); // What a dying program still writes goes with the scratch folder.
+    }
+}
+
 /// A program that runs beside others until this is dropped.
-pub(crate) struct Beside(Group);
+pub(crate) struct Beside {
+    group: Group,
+    _files: ProgramFiles,
+}
 
 impl Beside {
     /// Starts `command`, whose output nobody reads.
     pub(crate) fn start(mut command: Command, scratch: &Path) -> Result<Beside> {
         let err = scratch.join("stderr");
+        let files = ProgramFiles::new(scratch, &mut command)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(err)?).process_group(0);
         let child =
             command.spawn().with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
-        Ok(Beside(Group { pid: child.id(), reaped: false }))
+        Ok(Beside { group: Group { pid: child.id(), reaped: false }, _files: files })
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.0.pid
+        self.group.pid
     }
 
     /// Whoever was to run beside something and has ended did not.
     pub(crate) fn ensure_runs(&mut self) -> Result<()> {
-        match sys::wait_for(self.0.pid, Instant::now())? {
+        match sys::wait_for(self.group.pid, Instant::now())? {
             Err(Gave::TimedOut) => Ok(()),
             Err(Gave::Stopped(signal)) => Err(Interrupted(signal).into()),
             Ok(ended) => {
-                self.0.reaped = true;
+                self.group.reaped = true;
                 bail!("the job beside it ended with code {}", ended.code)
             }
         }
@@ -104,6 +131,7 @@ impl Beside {
 /// Runs `command` to its end. Its output goes through files in `scratch`, so that a long one blocks nobody.
 pub(crate) fn run(mut command: Command, scratch: &Path, patience: Duration) -> Result<Finished> {
     let (out, err) = (scratch.join("stdout"), scratch.join("stderr"));
+    let _files = ProgramFiles::new(scratch, &mut command)?;
     command.stdin(Stdio::null()).stdout(File::create(&out)?).stderr(File::create(&err)?).process_group(0);
     sys::forget_resident_peak().context("cannot tell how much memory the program will have used")?;
     let started = Instant::now();
@@ -161,6 +189,23 @@ mod tests {
         assert!(error.contains("code 3") && error.contains("because"), "{error}");
         let killed = shell("kill -9 $$", Duration::from_secs(30)).unwrap();
         assert!(killed.success().unwrap_err().to_string().contains("signal 9"));
+    }
+
+    #[test]
+    fn files_of_a_program_that_is_killed_are_removed() {
+        let scratch = std::env::temp_dir().join(format!("farfield-bench-files-{}", std::process::id()));
+        fs::create_dir_all(&scratch).unwrap();
+        for (script, ends) in [("echo $FARFIELD_BENCH_FILES; exit 0", 0), ("kill -9 $$", 9), ("sleep 1000", -1)] {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", &format!("echo text > $FARFIELD_BENCH_FILES/one || exit 3; {script}")]);
+            match run(command, &scratch, Duration::from_secs(if ends < 0 { 1 } else { 30 })) {
+                Ok(finished) => assert_eq!(finished.ended.signal, ends, "{script}: {}", finished.stderr),
+                Err(error) => assert!(ends < 0 && error.is::<Late>(), "{script}: {error}"),
+            }
+            let mut left = fs::read_dir(&scratch).unwrap().map(|entry| entry.unwrap().file_name());
+            assert!(left.all(|name| name == "stdout" || name == "stderr"), "{script}");
+        }
+        fs::remove_dir_all(&scratch).unwrap();
     }
 
     #[test]

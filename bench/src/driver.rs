@@ -11,7 +11,7 @@ use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ra
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::{Unavailable, unavailable};
 use crate::undo::Ledger;
-use crate::{advised, bar, limits, sys};
+use crate::{advised, bar, limits, note, sys};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -79,12 +79,23 @@ const KEEPER_PATIENCE: Duration = Duration::from_secs(10);
 struct Scratch(PathBuf);
 
 impl Scratch {
+    /// Makes the folder of this process. Removes those of runs that were killed.
     fn new(parent: &Path) -> Result<Scratch> {
-        let path = parent.join(format!("farfield-bench-{}", std::process::id()));
+        let path = parent.join(format!("{SCRATCH}{}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        for entry in fs::read_dir(parent)?.flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)?.parse::<u32>().ok());
+            if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+                fs::remove_dir_all(entry.path()).ok(); // Another run may remove it, too.
+            }
+        }
         Ok(Scratch(path))
     }
 }
+
+/// Prefix of the names of scratch folders; the process id follows.
+const SCRATCH: &str = "farfield-bench-";
 
 impl Drop for Scratch {
     fn drop(&mut self) {
@@ -117,7 +128,7 @@ pub fn run(experiment: &Experiment, settings: &Settings) -> Result<Line> {
         quorums: Vec::new(),
     };
     for point in experiment.points(settings.quick)? {
-        eprintln!("{}  {}", experiment.name, describe(&point, &line.axes));
+        note(&format!("{}  {}", experiment.name, describe(&point, &line.axes)));
         let result = run_point(experiment, settings, &line, &scratch.0, point)?;
         let baseline = result.contenders.iter().find(|c| c.name == experiment.baseline);
         match baseline.map(|c| &c.status) {
@@ -196,13 +207,8 @@ fn run_point(
                     if !sample.checksum.is_empty() {
                         checksum.get_or_insert_with(|| sample.checksum.clone());
                     }
-                    eprintln!(
-                        "  {:>2}/{} {name:<13} {:>10.1} ns/{}",
-                        round + 1,
-                        line.runs,
-                        sample.ns_per_op,
-                        workload.unit
-                    );
+                    let (run, runs, unit) = (round + 1, line.runs, workload.unit);
+                    note(&format!("  {run:>2}/{runs} {name:<13} {:>10.1} ns/{unit}", sample.ns_per_op));
                     samples.entry(name.as_str()).or_default().push(sample);
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
@@ -254,7 +260,7 @@ fn ensure_possible(job: &Job<'_>, point: &Point) -> Result<()> {
 const REAL_DATA: &str = "FARFIELD_DATA";
 
 fn report_setback(name: &str, why: &str) {
-    eprintln!("       {name:<13} left out: {why}");
+    note(&format!("       {name:<13} left out: {why}"));
 }
 
 /// What a line says of an error. Lines are published, so folders of this machine do not get into them.
@@ -323,6 +329,24 @@ mod tests {
         assert!(line.limits["page_copy"] > 0.0);
         assert_eq!(line.baseline, "ok");
         assert_eq!(fs::read_dir(&parent).unwrap().count(), 0, "scratch is left behind");
+        fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn folders_of_killed_runs_are_removed_by_the_next() {
+        let parent = std::env::temp_dir().join(format!("farfield-bench-stale-{}", std::process::id()));
+        let mut ended = Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        ended.wait().unwrap();
+        let folder = |name: String| {
+            fs::create_dir_all(parent.join(&name).join("files-0")).unwrap();
+            parent.join(name)
+        };
+        let (stale, running, other) =
+            (folder(format!("{SCRATCH}{pid}")), folder(format!("{SCRATCH}1")), folder("other".into()));
+        let own = Scratch::new(&parent).unwrap();
+        assert!(!stale.exists() && running.exists() && other.exists() && own.0.exists());
+        drop(own);
         fs::remove_dir_all(&parent).unwrap();
     }
 }

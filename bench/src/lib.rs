@@ -180,7 +180,7 @@ impl Cli {
                 } else {
                     bar_page::write(&results, &output)?;
                 }
-                eprintln!("wrote {}", output.display());
+                note(&format!("wrote {}", output.display()));
                 Ok(0)
             }
         }
@@ -198,6 +198,11 @@ fn list() -> Result<i32> {
 /// Prints, and does not mind if nobody reads: the results are in a file.
 fn say(text: &str) {
     std::io::stdout().write_all(text.as_bytes()).ok();
+}
+
+/// Says on stderr what happens, and does not mind if nobody reads: a run that is cut off cleans up.
+pub(crate) fn note(text: &str) {
+    writeln!(std::io::stderr(), "{text}").ok();
 }
 
 /// The tree of the project that we are in, else the current folder.
@@ -259,7 +264,7 @@ impl Run {
         for experiment in &experiments {
             let line = match driver::run(experiment, &settings) {
                 Err(error) if error.is::<child::Interrupted>() => {
-                    eprintln!("{error}; nothing recorded of {}", experiment.name);
+                    note(&format!("{error}; nothing recorded of {}", experiment.name));
                     return Ok(128 + sys::stop_signal().unwrap_or(2));
                 }
                 other => other?,
@@ -298,8 +303,19 @@ mod tests {
     #[test]
     fn names_families_and_all_select() {
         assert_eq!(names(&["paging/scan"]), ["paging/scan"]);
-        let families =
-            ["paging/", "aifm/", "atlas/", "dmswitcher/", "wickit/", "gc/", "share/", "cluster/", "serving/"];
+        let families = [
+            "paging/",
+            "aifm/",
+            "atlas/",
+            "dmswitcher/",
+            "wickit/",
+            "gc/",
+            "share/",
+            "cluster/",
+            "serving/",
+            "python/",
+            "front/",
+        ];
         let families = families.map(|family| names(&[family]));
         assert_eq!(families.concat().len(), names(&["all"]).len());
         assert_eq!(names(&["paging/scan", "all"]).len(), names(&["all"]).len());

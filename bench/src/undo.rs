@@ -5,7 +5,7 @@
 //! next run if this process was killed before it could. Every step can be undone twice, or without having been done.
 
 use crate::child::Interrupted;
-use crate::{swap, sys};
+use crate::{note, swap, sys};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -111,7 +111,7 @@ impl Ledger {
         }
         let ledger = Ledger { path: folder.join("ledger.json"), _lock: lock };
         for step in ledger.read()?.iter().rev() {
-            eprintln!("bench: undoing what a killed run left behind: {step:?}");
+            note(&format!("bench: undoing what a killed run left behind: {step:?}"));
             step.undo_within(UNDO_WITHIN)?;
         }
         ledger.write(&[])?;
@@ -165,7 +165,7 @@ impl<'a> Undo<'a> {
         let mut stuck = Vec::new();
         while let Some(step) = self.steps.pop() {
             if let Err(error) = step.undo_within(self.patience) {
-                eprintln!("bench: {error:#}");
+                note(&format!("bench: {error:#}"));
                 first_error.get_or_insert(error);
                 stuck.insert(0, step); // Stays in the ledger for the next run.
             }

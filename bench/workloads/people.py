@@ -16,6 +16,10 @@ import zlib
 from phases import Phases
 
 
+# The harness removes this folder when the program has ended, however that comes about.
+tempfile.tempdir = os.environ.get("FARFIELD_BENCH_FILES")
+
+
 class Zipf:
     """Keys below `count` by Zipf's law with exponent 1: the logarithm of a rank is uniform. Popular keys lie anywhere."""
 
@@ -119,7 +123,9 @@ def redis_gets(data, ops, seed, phases):
     """A Redis server with values of 700 bytes, asked one at a time over a socket."""
     count, length = data // 850, 700
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "redis")
+        # The path of a socket must be short, and that of the folder may be long.
+        os.chdir(folder)
+        path = "redis"
         words = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder]
         server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         try:
@@ -166,7 +172,7 @@ def sorted_text(data, ops, seed, phases):
     """GNU sort of lines of text, with a buffer for all of them."""
     lines = data // 100
     make = random.Random(seed)
-    with tempfile.NamedTemporaryFile("w", dir=".") as text:
+    with tempfile.NamedTemporaryFile("w") as text:
         with phases.timed("fill", lines):
             text.writelines(f"{make.getrandbits(64):016x} {value_of(at, 40)}\n" for at in range(lines))
             text.flush()

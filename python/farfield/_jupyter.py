@@ -42,6 +42,7 @@ def main(words: "list[str]") -> None:
     install.add_argument("--near", metavar="SIZE", help="memory on this machine: 4G, 25%% (default: half of it)")
     install.add_argument("--far", metavar="URL", action="append", default=[], help="where the rest is; may be repeated")
     install.add_argument("--slo", metavar="FACTOR", help="as little near memory as keeps it this many times slower")
+    install.add_argument("--what", choices=("everything", "arrays"), help="arrays: only those made in `with far():`")
     install.add_argument("--token-file", metavar="FILE", help="file with the token of the servers")
     install.add_argument("--name", default="farfield", help="name of the kernel (default: farfield)")
     install.add_argument("--display-name", metavar="TEXT", help="its name in menus (default: Python 3 (far memory))")
@@ -72,6 +73,7 @@ def _install(arguments: argparse.Namespace) -> None:
     options = [f"--near={arguments.near}"] if arguments.near else []
     options += [f"--far={url}" for url in arguments.far]
     options += [f"--slo={arguments.slo}"] if arguments.slo else []
+    options += [f"--what={arguments.what}"] if arguments.what else []
     if arguments.token_file:
         options += [f"--token-file={os.path.abspath(arguments.token_file)}"]
     kernel: dict[str, Any] = {

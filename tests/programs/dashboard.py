@@ -1,13 +1,15 @@
 """The page of `farfield top --serve` in a real browser.
 
-Usage: dashboard.py FARFIELD CHROMIUM FOLDER
+Usage: dashboard.py FARFIELD CHROMIUM FOLDER [SECONDS]
 
 Starts two memory servers, a job over a mirror of both, and a dashboard; looks at the page as a
-person does, kills and starts servers and the dashboard, and keeps pictures in FOLDER. Prints what
-it measured, and `ok` at the end.
+person does, kills and starts servers and the dashboard, and keeps pictures in FOLDER. With SECONDS,
+five browsers look for so long instead, while jobs come and go and servers die and come back. Prints
+what it measured, and `ok` at the end.
 
 Danger: numbers that stand still, names that become markup, states that nobody is told of, a page
-that cannot be used without a mouse, on a phone or in the dark, and requests to strangers.
+that cannot be used without a mouse, on a phone or in the dark, and requests to strangers; a page or
+a dashboard that grows for as long as it is open.
 """
 
 import json
@@ -37,11 +39,11 @@ def free_port():
 class Programs:
     """Programs of the test, all of which end with it."""
 
-    def __init__(self):
-        self.running = []
+    def __init__(self, errors=subprocess.PIPE):
+        self.running, self.errors = [], errors
 
     def start(self, *words):
-        program = subprocess.Popen([FARFIELD, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        program = subprocess.Popen([FARFIELD, *map(str, words)], stdout=subprocess.PIPE, stderr=self.errors, text=True,
                                    start_new_session=True)
         self.running.append(program)
         return program
@@ -246,8 +248,87 @@ def check_page(programs, browser):
     check_thousand(browser, url)
 
 
-with Programs() as programs, sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-    check_page(programs, browser)
-    browser.close()
+class Sizes:
+    """What a dashboard and the pages have in memory, and how many lines the pages show."""
+
+    def __init__(self, dashboard, pages):
+        self.dashboard, self.pages = dashboard, pages
+        self.sessions = [page.context.new_cdp_session(page) for page in pages]
+
+    def now(self):
+        with open(f"/proc/{self.dashboard.pid}/statm") as file:
+            resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        heaps = []
+        for session in self.sessions:
+            session.send("HeapProfiler.collectGarbage")
+            heaps.append(session.send("Runtime.getHeapUsage")["usedSize"])
+        lines = max(page.locator("#jobs tbody tr").count() for page in self.pages)
+        descriptors = len(os.listdir(f"/proc/{self.dashboard.pid}/fd"))
+        return {"resident": resident, "heap": max(heaps), "lines": lines, "descriptors": descriptors}
+
+
+def soak(programs, browsers, seconds):
+    ports = [free_port(), free_port()]
+    servers = {port: programs.server(port) for port in ports}
+    walk = FOLDER / "walk.py"
+    walk.write_text(WALK)
+    pool = "mirror({})".format(",".join(f"tcp://127.0.0.1:{port}" for port in ports))
+    dashboard, url = programs.dashboard(free_port())
+    pages = [browser.new_page(viewport={"width": 1280, "height": 900}) for browser in browsers]
+    watches = [Watch(page, url) for page in pages]
+    for page in pages:
+        page.goto(url)
+    sizes, first, jobs, kills = Sizes(dashboard, pages), None, [], 0
+    start = time.monotonic()
+    while (passed := time.monotonic() - start) < seconds:
+        jobs.append(programs.start("run", "--quiet", "--near", "32M", "--far", pool, "--", sys.executable, walk, HTML))
+        if len(jobs) > 3:
+            programs.kill(jobs.pop(0))
+        ids = [f"0-j-{job.pid}" for job in jobs]
+        for page in pages:
+            until("each page shows the new job", lambda: page.locator(f'#jobs tr[data-id="{ids[-1]}"]').count() == 1)
+            until("and that it pages", lambda: cell(page, ids[-1], "Faults/s") not in ("", "0"))
+        port = ports[kills % 2]
+        programs.kill(servers[port])
+        kills += 1
+        for page in pages:
+            until("each page tells the loss", lambda: cell(page, ids[-1], "State") in ("unprotected", "degraded"))
+        servers[port] = programs.server(port)
+        for page in pages:
+            for id in ids:
+                until("all is well again", lambda: cell(page, id, "State") in ("ok", "waiting"))
+        # People leave and come back, and filter.
+        page = pages[kills % len(pages)]
+        page.fill("#filter", "no such job")
+        page.fill("#filter", "")
+        if kills % 3 == 0:
+            page.reload()
+        for watch in watches:
+            watch.check(f"after {passed:.0f} s")
+        now = sizes.now()
+        assert now["lines"] < 64 and now["descriptors"] < 128, now
+        if first is None and passed > seconds / 4:
+            first = now
+    assert dashboard.poll() is None, "the dashboard lives"
+    last = sizes.now()
+    print(f"{kills} servers killed; after a quarter {first}, at the end {last}")
+    # The dashboard keeps an hour of history, 18 MiB at most.
+    assert last["resident"] < first["resident"] + (40 << 20) and last["heap"] < 2 * first["heap"] + (8 << 20), (first, last)
+
+
+def launch(playwright):
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+if len(sys.argv) > 4:
+    with Programs(subprocess.DEVNULL) as programs, sync_playwright() as playwright:
+        browsers = [launch(playwright) for _ in range(5)]
+        soak(programs, browsers, float(sys.argv[4]))
+        for browser in browsers:
+            browser.close()
+else:
+    with Programs() as programs, sync_playwright() as playwright:
+        browser = launch(playwright)
+        check_page(programs, browser)
+        browser.close()
 print("ok")

@@ -102,6 +102,11 @@ impl Server {
         Server { running, url, metrics: ready["metrics"].as_str().map(str::to_owned) }
     }
 
+    /// Clients reach it at another URL than the one that it says: with options.
+    pub(crate) fn reached_at(self, url: String) -> Server {
+        Server { url, ..self }
+    }
+
     /// For `--far`.
     pub fn url(&self) -> &str {
         &self.url

@@ -34,6 +34,7 @@
 #[doc = include_str!("../../docs/guide/functions.md")]
 mod guide {}
 
+mod authority;
 mod data;
 mod far;
 mod gone;
@@ -45,6 +46,7 @@ mod random;
 mod relay;
 mod scratch;
 
+pub use authority::TestAuthority;
 pub use data::{random_lines, random_words, shared_data, shared_text};
 pub use far::{FarRun, Server};
 pub use gone::{ask_until, ask_until_gone};
@@ -92,6 +94,13 @@ pub fn deep() -> bool {
 /// `small` in the CI tier, `large` in the deep one.
 pub fn tier<T>(small: T, large: T) -> T {
     if deep() { large } else { small }
+}
+
+/// Returns the length of a test that could go on for ever: `FARFIELD_SECONDS`, else `usual` in the deep tier. `None` in the CI tier.
+pub fn soak_time(usual: Duration) -> Option<Duration> {
+    let seconds = std::env::var("FARFIELD_SECONDS").ok();
+    let asked = seconds.map(|text| Duration::from_secs(text.parse().expect("FARFIELD_SECONDS is a number of seconds")));
+    asked.or(deep().then_some(usual))
 }
 
 /// Says that it is over when it is dropped, also by a test that fails: other threads wait for that.

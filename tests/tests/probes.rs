@@ -63,6 +63,7 @@ probes! { farfield_tests::deep();
     many_maps [],
     identity [],
     hints [],
+    droppable [],
     reservations [],
     brk [],
     descriptors [],

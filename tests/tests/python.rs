@@ -7,7 +7,7 @@
 use farfield_tests::{
     Command, Ended, Scratch, Server, deep, project, python, python_command, python_filled, python_program,
 };
-use farfield_tests::{skip, tier};
+use farfield_tests::{skip, soak_time, tier};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -92,7 +92,23 @@ fn notebooks_and_foreign_workers_follow_the_recipes() {
 
 #[test]
 fn children_and_older_threads_and_handlers_go_on() {
-    check(&["children", "threads", "handlers"]);
+    check(&["children", "threads", "handlers", "in_child", "preloaded"]);
+}
+
+#[test]
+fn types_of_the_package_are_complete() {
+    if !deep() {
+        return;
+    }
+    let Some(python) = python() else { return };
+    let (scratch, package) = (Scratch::new("types"), project().join("python/farfield"));
+    let [python, package] = [python, &package].map(|path| path.to_str().expect("UTF-8"));
+    let mypy = |words: &[&str]| Command::new(scratch.path(), [&[python, "-m", "mypy"][..], words].concat()).run();
+    if mypy(&["--version"]).code != 0 {
+        return skip("python3 has no module mypy (FARFIELD_PYTHON names another)");
+    }
+    let ended = mypy(&["--strict", "--ignore-missing-imports", package]);
+    assert_eq!(ended.code, 0, "{}{}", ended.text(), ended.errors);
 }
 
 #[test]
@@ -102,7 +118,7 @@ fn the_budget_is_told_changed_and_not_contradicted() {
 
 #[test]
 fn refused_starts_change_nothing() {
-    check(&["refusals", "limit", "mask", "untraced", "forbidden", "interrupt"]);
+    check(&["refusals", "wrong_token", "limit", "mask", "untraced", "forbidden", "interrupt"]);
 }
 
 #[test]
@@ -114,10 +130,15 @@ fn a_program_that_runs_begins_at_an_encrypted_server() {
 fn a_process_of_a_job_keeps_that_job() {
     let Some(python) = python() else { return };
     let scratch = Scratch::new("inside");
-    let words = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--", python.to_str().expect("UTF-8")];
-    for file in ["situations.py", "arrays.py"] {
-        let ended = python_command(&scratch, &[&words[..], &[&python_program(file), "inside"]].concat()).run();
-        assert_ok(file, &ended);
+    let python = python.to_str().expect("UTF-8");
+    for (what, file, name) in [
+        ("everything", "situations.py", "inside"),
+        ("everything", "arrays.py", "inside"),
+        ("arrays", "arrays.py", "inside_arrays"),
+    ] {
+        let run = ["-m", "farfield", "run", "--quiet", "--near", "40M", "--what", what, "--"];
+        let file = python_program(file);
+        assert_ok(name, &python_command(&scratch, &[&run[..], &[python, &file, name]].concat()).run());
     }
 }
 
@@ -172,7 +193,7 @@ fn a_lost_server_ends_the_interpreter_unless_it_was_mirrored() {
     if python().is_none() {
         return;
     }
-    let start = |scratch: &Scratch, name| Server::start(scratch, name, ["--capacity", "512M"]);
+    let start = |scratch: &Scratch, name: &str| Server::start(scratch, name, ["--capacity", "512M"]);
 
     let scratch = Scratch::new("lost");
     let server = start(&scratch, "server");
@@ -182,10 +203,38 @@ fn a_lost_server_ends_the_interpreter_unless_it_was_mirrored() {
     let ended = running.wait();
     assert_eq!(ended.code, 93, "{} {}", ended.text(), ended.errors);
 
-    let scratch = Scratch::new("mirrored");
-    let (one, other) = (start(&scratch, "one"), start(&scratch, "other"));
-    let running = python_filled(&scratch, "situations.py", &format!("mirror({},{})", one.url(), other.url()));
-    one.kill();
-    std::fs::write(scratch.path().join("go"), "\n").expect("it reads");
-    assert_ok("mirrored", &running.wait());
+    let encrypted =
+        |scratch: &Scratch, name: &str| Server::start_tls(scratch, name, "tls://127.0.0.1:0", &["--capacity", "512M"]);
+    for (name, start) in [("mirrored", &start as &dyn Fn(&Scratch, &str) -> Server), ("encrypted", &encrypted)] {
+        let scratch = Scratch::new(name);
+        let (one, other) = (start(&scratch, "one"), start(&scratch, "other"));
+        let running = python_filled(&scratch, "situations.py", &format!("mirror({},{})", one.url(), other.url()));
+        one.kill();
+        std::fs::write(scratch.path().join("go"), "\n").expect("it reads");
+        assert_ok(name, &running.wait());
+    }
+}
+
+/// In the deep tier for an hour.
+#[test]
+fn a_notebook_is_right_all_day() {
+    let Some(time) = soak_time(Duration::from_secs(3600)) else { return };
+    if python().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("day");
+    let options = ["--capacity", "2G"];
+    let servers: Vec<Server> = (0..4)
+        .map(|number| match number {
+            0 => Server::start_tcp(&scratch, "tcp", options),
+            number => Server::start(&scratch, &format!("server-{number}"), options),
+        })
+        .collect();
+    let [first, second, one, other] = &servers[..] else { unreachable!("there are four") };
+    let mirror = format!("mirror({},{})", one.url(), other.url());
+    let (program, seconds) = (python_program("day.py"), time.as_secs().to_string());
+    let words = [program.as_str(), &seconds, first.url(), second.url(), &mirror];
+    let ended = python_command(&scratch, &words).within(time + 2 * DEADLINE).run();
+    println!("{}", ended.text());
+    assert_ok("day", &ended);
 }

@@ -1,11 +1,10 @@
 //! `farfield keep`: keeps far memory for a process that runs already.
 
-use crate::run::ModeArg;
+use crate::run::{ModeArg, WhatArg};
 use crate::size::Size;
 use anyhow::{Context, ensure};
 use clap::Args;
 use farfield_core::policy::budget_controller::Cadence;
-use farfield_pager::config::Capture;
 use farfield_pager::control::exit;
 use farfield_pager::runner::{self, ControlBlock, Options, SloOptions, machine};
 use serde_json::json;
@@ -38,7 +37,7 @@ pub(crate) struct KeepArgs {
     /// --far is then a pool of its own
     #[arg(long, value_name = "TIMES", value_parser = crate::advise::slo)]
     slo: Option<f64>,
-    /// What may be far: all memory that the process maps, or only the NumPy arrays that it places far
+    /// What may be far
     #[arg(long, value_enum, default_value = "everything")]
     what: WhatArg,
     /// How page faults are served
@@ -60,13 +59,6 @@ pub(crate) struct KeepArgs {
     /// Print no progress line and no summary
     #[arg(long, short)]
     quiet: bool,
-}
-
-/// Kind of memory that may be far, as an argument.
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum WhatArg {
-    Everything,
-    Arrays,
 }
 
 const EXAMPLES: &str = "\
@@ -115,10 +107,7 @@ fn keep(args: KeepArgs) -> anyhow::Result<ExitCode> {
         places,
         mode: args.mode.into(),
         huge_pages: false,
-        capture: match args.what {
-            WhatArg::Everything => Capture::Everything,
-            WhatArg::Arrays => Capture::Arrays,
-        },
+        capture: args.what.into(),
         far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,

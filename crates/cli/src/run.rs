@@ -66,6 +66,9 @@ pub(crate) struct RunArgs {
     /// Profile of this program, written by `farfield profile`
     #[arg(long, value_name = "PROFILE", requires = "budget")]
     profile: Option<PathBuf>,
+    /// What may be far
+    #[arg(long, value_enum, default_value = "everything")]
+    what: WhatArg,
     /// How page faults are served
     #[arg(long, value_enum, default_value = "auto")]
     mode: ModeArg,
@@ -130,6 +133,24 @@ impl From<ModeArg> for FaultMode {
     }
 }
 
+/// Kind of memory that may be far, as an argument.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+pub(crate) enum WhatArg {
+    /// All memory that the program maps
+    Everything,
+    /// NumPy arrays that are made inside of `with farfield.far():`
+    Arrays,
+}
+
+impl From<WhatArg> for Capture {
+    fn from(what: WhatArg) -> Capture {
+        match what {
+            WhatArg::Everything => Capture::Everything,
+            WhatArg::Arrays => Capture::Arrays,
+        }
+    }
+}
+
 #[derive(Clone, Copy, ValueEnum, Debug)]
 enum AutoArg {
     /// As soon as something changes
@@ -179,7 +200,7 @@ fn options(args: RunArgs) -> anyhow::Result<Options> {
         places,
         mode: args.mode.into(),
         huge_pages: args.huge_pages || huge_pages,
-        capture: Capture::Everything,
+        capture: args.what.into(),
         far,
         token: crate::token::read(args.token_file.as_deref())?,
         report: args.report,

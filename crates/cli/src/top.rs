@@ -53,17 +53,34 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "http://HOST:PORT", conflicts_with_all = ["targets", "once", "json", "metrics", "serve"])]
     otlp: Option<String>,
     /// Serve a page at http://ADDR:PORT/ instead, which shows all jobs and heaps of this user, their
-    /// servers, and the servers that are named, until ^C. ADDR is a loopback address: 127.0.0.1
+    /// servers, and the servers that are named, until ^C. ADDR is a loopback address, 127.0.0.1, unless
+    /// there are --tls-cert and --read-token
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "json", "every", "metrics"])]
     serve: Option<SocketAddr>,
     /// With --serve: show another machine, too, whose dashboard is at this URL, or a memory server and
     /// its tenants, whose metrics (`farfield serve --metrics`) are at this URL
     #[arg(long, value_name = "URL", requires = "serve")]
     join: Vec<String>,
+    /// With --join https://…: certificates of the authorities that vouch for those (PEM)
+    #[arg(long, value_name = "FILE", requires = "join")]
+    join_ca: Option<std::path::PathBuf>,
+    /// With --join https://…: file whose first line is the token that they ask for (their --read-token)
+    #[arg(long, value_name = "FILE", requires = "join")]
+    join_token: Option<std::path::PathBuf>,
     /// With --serve: let whoever enters the token on the first line of FILE change near budgets and
     /// pools of jobs on the page
     #[arg(long, value_name = "FILE", requires = "serve")]
     allow_changes: Option<std::path::PathBuf>,
+    /// With --serve: certificate for https:// (PEM, as `farfield cert server` makes it)
+    #[arg(long, value_name = "FILE", requires_all = ["serve", "tls_key"])]
+    tls_cert: Option<std::path::PathBuf>,
+    /// With --tls-cert: its key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<std::path::PathBuf>,
+    /// With --serve: only whoever knows the token on the first line of FILE may read. Browsers ask for
+    /// it as a password, with any user name
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    read_token: Option<std::path::PathBuf>,
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<std::path::PathBuf>,
@@ -78,6 +95,8 @@ Examples:
   farfield top --serve 127.0.0.1:7404       The same in a browser, at http://127.0.0.1:7404/
   farfield top --serve 127.0.0.1:7404 --join http://127.0.0.1:7405
                                             And another machine (ssh -N -L 7405:127.0.0.1:7404 node1)
+  farfield top --serve 0.0.0.0:7404 --tls-cert big.pem --tls-key big.key --read-token token
+                                            For other machines, at https://big:7404/
   farfield top --once --json 4711 | jq .jobs[0].near_bytes";
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@
 mod common;
 
 use common::{DEADLINE, Folder, Running, farfield, run, text, until};
+use farfield_web::{ApiClient, Method};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -95,6 +96,14 @@ impl TestDashboard {
     }
 }
 
+/// Writes a file that nobody else can read. Returns its path.
+fn private(folder: &Folder, name: &str, text: &str) -> String {
+    let path = folder.path(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 fn job(folder: &Folder) -> Running {
     let mut command = run(folder, &["--quiet"], &["sh", "-c", "echo $$; read line; exit 5", HTML]);
     let job = Running::start(command.stdin(Stdio::piped()).stderr(Stdio::null()));
@@ -105,16 +114,8 @@ fn job(folder: &Folder) -> Running {
 #[test]
 fn a_job_appears_changes_and_ends_on_the_page() {
     let folder = Folder::new("dashboard");
-    let token = folder.path("token");
-    std::fs::write(&token, TOKEN).unwrap();
-    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let dashboard = TestDashboard::start(farfield().args([
-        "top",
-        "--serve",
-        "127.0.0.1:0",
-        "--allow-changes",
-        token.to_str().unwrap(),
-    ]));
+    let token = private(&folder, "token", TOKEN);
+    let dashboard = TestDashboard::start(farfield().args(["top", "--serve", "127.0.0.1:0", "--allow-changes", &token]));
     let mut job = job(&folder);
     let (pid, id) = (job.child.id(), format!("0-j-{}", job.child.id()));
     until("the job is there", || dashboard.rows()[&id].is_object());
@@ -186,6 +187,52 @@ fn strangers_pages_and_changes_without_permission_are_refused() {
 }
 
 #[test]
+fn other_machines_read_it_over_tls_with_a_token() {
+    let folder = Folder::new("encrypted");
+    let at = |name: &str| folder.path(&format!("certs/{name}")).to_str().unwrap().to_owned();
+    for (kind, name) in [("init", None), ("server", Some("127.0.0.1"))] {
+        let made = farfield().args(["cert", kind, folder.path("certs").to_str().unwrap()]).args(name).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made));
+    }
+    const READ_TOKEN: &str = "fedcba9876543210-token";
+    let (readers, changes) = (private(&folder, "readers", READ_TOKEN), private(&folder, "changes", TOKEN));
+    let (certificate, key) = (at("127.0.0.1.pem"), at("127.0.0.1.key"));
+    let dashboard = TestDashboard::start(farfield().args([
+        "top",
+        "--serve",
+        "0.0.0.0:0",
+        "--tls-cert",
+        &certificate,
+        "--tls-key",
+        &key,
+        "--read-token",
+        &readers,
+        "--allow-changes",
+        &changes,
+    ]));
+    assert!(dashboard.url.starts_with("https://0.0.0.0:"), "{}", dashboard.url);
+    let url = dashboard.url.replace("0.0.0.0", "127.0.0.1");
+    let client = ApiClient::new(&url, Some(at("ca.pem").as_ref())).unwrap();
+    let get = |path: &str, token| client.get(path, token, DEADLINE, 1 << 20).unwrap().status.as_u16();
+    for path in ["/", "/page.js", "/events", "/api/top", "/metrics"] {
+        assert_eq!(get(path, None), 401, "{path}");
+    }
+    assert_eq!([get("/", Some(TOKEN)), get("/", Some("")), get("/", Some(READ_TOKEN))], [401, 401, 200]);
+    until("the first look is over", || get("/api/top", Some(READ_TOKEN)) == 200);
+    let change = client.send(Method::POST, "/api/near", Some(TOKEN), b"{}", DEADLINE, 1 << 20).unwrap();
+    assert_eq!(change.status.as_u16(), 403, "it does not say on which page it began");
+    let stranger = ApiClient::new(&url, None).unwrap();
+    assert!(stranger.get("/", Some(READ_TOKEN), DEADLINE, 1 << 20).is_err(), "nobody vouches for it");
+    // Another dashboard joins it with the token, and is told without.
+    let authority = at("ca.pem");
+    let join = ["top", "--serve", "127.0.0.1:0", "--join", &url, "--join-ca", &authority];
+    let with = TestDashboard::start(farfield().args(join).args(["--join-token", &readers]));
+    let without = TestDashboard::start(farfield().args(join));
+    until("it is joined", || with.rows()["1-m"]["state"] == "ok");
+    until("it says what it wants", || without.rows()["1-m"].to_string().contains("--join-token"));
+}
+
+#[test]
 fn a_dashboard_shows_the_jobs_of_another_one_and_that_it_is_gone() {
     let folder = Folder::new("joined");
     let job = job(&folder);
@@ -206,12 +253,10 @@ fn a_dashboard_shows_the_jobs_of_another_one_and_that_it_is_gone() {
 #[test]
 fn a_server_and_its_tenants_are_shown_by_its_metrics() {
     let folder = Folder::new("tenants");
-    let tenants = folder.path("tenants");
-    std::fs::write(&tenants, "alice a-secret-token 1M\nbob b-secret-token -\n").unwrap();
-    std::fs::set_permissions(&tenants, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let tenants = private(&folder, "tenants", "alice a-secret-token 1M\nbob b-secret-token -\n");
     let mut command = farfield();
     command.args(["serve", "--listen", "tcp://127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-format", "json"]);
-    let server = Running::start(command.args(["--token-file", tenants.to_str().unwrap()]).stderr(Stdio::null()));
+    let server = Running::start(command.args(["--token-file", &tenants]).stderr(Stdio::null()));
     let ready: serde_json::Value = serde_json::from_str(&server.line()).unwrap();
     let metrics = ready["metrics"].as_str().unwrap();
     let dashboard = TestDashboard::start(farfield().args(["top", "--serve", "127.0.0.1:0", "--join", metrics]));
@@ -228,20 +273,24 @@ fn what_cannot_be_served_is_refused_with_what_to_do() {
     let open = folder.path("open");
     std::fs::write(&open, TOKEN).unwrap();
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let short = folder.path("short");
-    std::fs::write(&short, "secret").unwrap();
-    std::fs::set_permissions(&short, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let short = private(&folder, "short", "secret");
+    let good = private(&folder, "good", TOKEN);
     let here = "127.0.0.1:0";
     let check = |arguments: &[&str], part: &str| {
         let output = farfield().args(["top", "--serve"]).args(arguments).output().unwrap();
         assert!(!output.status.success() && text(&output).contains(part), "{}", text(&output));
     };
     check(&["0.0.0.0:7404"], "ssh -N -L 7404:127.0.0.1:7404");
-    check(&["[::]:7404"], "no TLS");
+    check(&["[::]:7404"], "--tls-cert, --tls-key and --read-token");
+    check(&["[::]:7404", "--read-token", &good], "--tls-cert, --tls-key and --read-token");
+    check(&[here, "--read-token", &short], "openssl rand");
+    check(&[here, "--tls-cert", &good], "--tls-key");
+    check(&[here, "--tls-cert", &good, "--tls-key", &good], "no certificate");
     check(&[here, "4711"], "memory servers only");
-    check(&[here, "--join", "https://x"], "http://HOST:PORT");
+    check(&[here, "--join", "ftp://x"], "http://HOST:PORT");
+    check(&[here, "--join", "https://x"], "--join-ca");
     check(&[here, "--allow-changes", open.to_str().unwrap()], "chmod 600");
-    check(&[here, "--allow-changes", short.to_str().unwrap()], "openssl rand");
+    check(&[here, "--allow-changes", &short], "openssl rand");
     check(&[here, "--once"], "--once");
 }
 

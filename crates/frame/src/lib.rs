@@ -46,7 +46,7 @@ mod totals;
 mod zones;
 
 pub use arrow;
-pub use cancel::cancellable;
+pub use cancel::{block_on, cancellable, share_cancellation};
 pub use column::CHUNK_ROWS;
 pub use error::FrameError;
 pub use expression::{Expression, column};

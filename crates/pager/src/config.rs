@@ -98,6 +98,9 @@ pub struct JobConfig {
     pub claim: SharedText<{ CLAIM_BYTES / 8 }>,
     /// Pool that the job began with.
     pub first: PoolText,
+    /// Pools between which the job may move by itself (`--auto`), with no token. Each process reads their
+    /// certificates when it starts.
+    pub places: PoolText,
     /// Number of the pool that the job shall have now: 0 is the one that it began with.
     /// `pools[pool_epoch % 2]` says which that is, and the other entry says which it was before.
     pub pool_epoch: AtomicU32,

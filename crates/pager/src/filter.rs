@@ -58,9 +58,19 @@ pub fn reservation_flags(prot: i32, flags: i32) -> i32 {
     if prot == libc::PROT_NONE && flags == LOADER_FLAGS { flags | libc::MAP_NORESERVE } else { flags }
 }
 
-/// Flags of mappings that do not become far-capable.
-pub const NOT_CAPTURED: i32 =
-    libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_32BIT | libc::MAP_LOCKED;
+/// Flags of mappings that do not become far-capable: all but those that are known to change nothing
+/// for far memory. So stacks, huge pages and locked memory stay the kernel's, and so does whatever a
+/// future kernel gives a flag to. (`MAP_DROPPABLE`, which glibc's `getrandom` asks for since 2.41, is
+/// no flag but another type than private.)
+pub const NOT_CAPTURED: i32 = !(libc::MAP_TYPE
+    | libc::MAP_ANONYMOUS
+    | libc::MAP_FIXED
+    | libc::MAP_FIXED_NOREPLACE
+    | libc::MAP_NORESERVE
+    | libc::MAP_POPULATE
+    | libc::MAP_NONBLOCK
+    | libc::MAP_DENYWRITE
+    | libc::MAP_EXECUTABLE);
 
 /// Minimum size in bytes of private anonymous mappings that become far-capable.
 pub const CAPTURE_BYTES: u32 = 64 << 10;
@@ -533,7 +543,15 @@ mod tests {
         assert_eq!(map(0x7000_0000, 1 << 30, ANON), Verdict::Trap, "a hint is only a hint");
         assert_eq!(map(FAR & !4095, 4096, ANON | libc::MAP_FIXED as usize), Verdict::Trap);
         assert_eq!(map(0, CAPTURE_BYTES as usize - 1, ANON), Verdict::Allow);
-        assert_eq!(map(0, 8 << 20, ANON | libc::MAP_STACK as usize), Verdict::Allow);
+        let known = libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_NONBLOCK;
+        assert_eq!(map(0, 1 << 20, ANON | known as usize), Verdict::Trap);
+        let excluded = [libc::MAP_STACK, libc::MAP_GROWSDOWN, libc::MAP_HUGETLB, libc::MAP_32BIT, libc::MAP_LOCKED];
+        // The last ones have no meaning for private memory yet.
+        for flag in excluded.into_iter().chain([libc::MAP_SYNC, 0x200, 1 << 24, 1 << 31]) {
+            assert_eq!(map(0, 8 << 20, ANON | flag as usize), Verdict::Allow, "{flag:#x}");
+        }
+        const DROPPABLE: i32 = 8;
+        assert_eq!(map(0, 8 << 20, (DROPPABLE | libc::MAP_ANONYMOUS) as usize), Verdict::Allow);
         let reserve = |place: usize, flags: usize| verdict(libc::SYS_mmap, [place, 8 << 20, 0, flags, usize::MAX, 0]);
         assert_eq!(reserve(0, ANON), Verdict::Allow);
         for place in [0xc0_0000_0000, 0x7000_0000, 0x5e12_3400_0000] {

@@ -9,14 +9,25 @@ use crate::{WebRequest, WebResponse, text};
 use std::net::IpAddr;
 use ureq_proto::http::{HeaderName, Method, StatusCode, header};
 
+/// Way to a server, and so which names of it nobody else can give out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WebScheme {
+    /// In clear, on this machine only: `localhost`, or an address of the loopback interface; with any
+    /// port, because a tunnel may have another.
+    Http,
+    /// Over TLS: those of its certificate, which the browser has compared.
+    Https,
+}
+
 /// Returns a refusal if a request was not made by a page of this server, by its user, or by a
-/// program. The server must be called `localhost`, or by an address of the loopback interface; with
-/// any port, because a tunnel may have another.
-pub fn refuse_stranger(request: &WebRequest) -> Option<WebResponse> {
+/// program.
+pub fn refuse_stranger(request: &WebRequest, scheme: WebScheme) -> Option<WebResponse> {
     let refused = |line| Some(text(StatusCode::FORBIDDEN, line));
-    let Some(host) = single(request, &header::HOST).filter(|host| is_loopback(host)) else {
+    let is_known = |host: &&str| scheme == WebScheme::Https || is_loopback(host);
+    let Some(host) = single(request, &header::HOST).filter(is_known) else {
         return refused("this server answers at localhost, 127.0.0.1 and [::1] only");
     };
+    let prefix = if scheme == WebScheme::Https { "https://" } else { "http://" };
     let [site, mode] = ["sec-fetch-site", "sec-fetch-mode"].map(HeaderName::from_static);
     let is_read = [Method::GET, Method::HEAD].contains(request.method());
     let is_visit = is_read && single(request, &mode) == Some("navigate");
@@ -26,7 +37,7 @@ pub fn refuse_stranger(request: &WebRequest) -> Option<WebResponse> {
         Some(_) => return refused("only pages of this server may ask"),
     }
     let origin = single(request, &header::ORIGIN);
-    let is_own = origin.and_then(|origin| origin.strip_prefix("http://")) == Some(host);
+    let is_own = origin.and_then(|origin| origin.strip_prefix(prefix)) == Some(host);
     match origin {
         None if is_read => None,
         _ if is_own => None,
@@ -60,11 +71,15 @@ mod tests {
     use super::*;
 
     fn is_refused(method: &str, headers: &[(&str, &str)]) -> bool {
+        is_refused_by(WebScheme::Http, method, headers)
+    }
+
+    fn is_refused_by(scheme: WebScheme, method: &str, headers: &[(&str, &str)]) -> bool {
         let mut request = ureq_proto::http::Request::builder().method(method).uri("/");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        refuse_stranger(&request.body(Vec::new()).unwrap()).is_some()
+        refuse_stranger(&request.body(Vec::new()).unwrap(), scheme).is_some()
     }
 
     #[test]
@@ -89,6 +104,15 @@ mod tests {
         }
         assert!(is_refused("GET", &[]));
         assert!(is_refused("GET", &[("host", "localhost"), ("host", "localhost")]));
+    }
+
+    #[test]
+    fn over_tls_names_are_those_of_the_certificate() {
+        let by = |method: &str, headers: &[(&str, &str)]| is_refused_by(WebScheme::Https, method, headers);
+        assert!(!by("GET", &[("host", "big.example:7404")]) && by("GET", &[]));
+        assert!(by("GET", &[("host", "big"), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "cors")]));
+        let post = |origin: &str| by("POST", &[("host", "big:7404"), ("origin", origin)]);
+        assert!(!post("https://big:7404") && post("http://big:7404") && post("https://big"));
     }
 
     #[test]

@@ -12,6 +12,7 @@
 mod api;
 mod client;
 mod connection;
+mod credentials;
 mod events;
 mod guard;
 mod reply;
@@ -21,9 +22,10 @@ mod stream;
 mod tls;
 
 pub use api::{ApiAnswer, ApiClient, ApiLines};
-pub use client::{FetchError, fetch, post};
+pub use client::{FetchError, post};
+pub use credentials::{shown_token, unauthorized};
 pub use events::EventChannel;
-pub use guard::refuse_stranger;
+pub use guard::{WebScheme, refuse_stranger};
 pub use reply::{WebBody, WebRequest, WebResponse, bytes, events, text};
 pub use scrape::{answer_scrapes, metrics};
 pub use serving::{HttpLimits, serve, serve_tls};

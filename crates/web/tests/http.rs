@@ -3,7 +3,7 @@
 //! Guards against clients that make a server hold memory or threads: long heads, slow heads, many
 //! connections, and readers that do not read. Also against answers that let a page load strangers.
 
-use farfield_web::{EventChannel, FetchError, HttpLimits, StatusCode, WebRequest, WebResponse};
+use farfield_web::{ApiClient, EventChannel, FetchError, HttpLimits, StatusCode, WebRequest, WebResponse};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -214,12 +214,12 @@ fn a_reader_that_does_not_read_is_dropped() {
 #[test]
 fn the_client_bounds_time_and_size_and_follows_nobody() {
     let server = TestServer::start(HttpLimits { request_within: PATIENCE, ..quick() });
-    let fetch = |path: &str, within: Duration, most: u64| {
-        farfield_web::fetch(&format!("http://{}{path}", server.address), within, most)
-    };
-    assert_eq!(fetch("/", PATIENCE, 100).unwrap(), b"front page\n");
-    assert!(matches!(fetch("/x", PATIENCE, 100), Err(FetchError::Status(StatusCode::NOT_FOUND))));
-    assert!(matches!(fetch("/", PATIENCE, 5), Err(FetchError::Transport(_))));
-    assert!(matches!(fetch("/slow", Duration::from_millis(50), 100), Err(FetchError::Transport(_))));
-    assert!(farfield_web::fetch("https://127.0.0.1:1/", PATIENCE, 100).is_err());
+    let client = ApiClient::new(&format!("http://{}", server.address), None).unwrap();
+    let get = |path: &str, within: Duration, most: u64| client.get(path, None, within, most);
+    assert_eq!(get("/", PATIENCE, 100).unwrap().body, b"front page\n");
+    assert_eq!(get("/x", PATIENCE, 100).unwrap().status, StatusCode::NOT_FOUND);
+    assert!(matches!(get("/", PATIENCE, 5), Err(FetchError::Transport(_))));
+    assert!(matches!(get("/slow", Duration::from_millis(50), 100), Err(FetchError::Transport(_))));
+    let nobody = ApiClient::new("https://127.0.0.1:1", None).unwrap();
+    assert!(nobody.get("/", None, PATIENCE, 100).is_err());
 }

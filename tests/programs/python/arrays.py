@@ -391,6 +391,23 @@ def inside(_):
     assert farfield.current_job().near == 40 << 20
 
 
+def inside_arrays(_):
+    """Under `farfield run --what arrays`: nothing but placed arrays is far, and no word of `enable()` is needed."""
+    ordinary = np.arange(COUNT)
+    others = [bytes(range(256)) * 16 for _ in range(16_000)]
+    job = farfield.current_job()
+    stats = job.stats()
+    assert not is_far(ordinary) and stats.far_peak_bytes == 0 and stats.near_bytes < 8 << 20, stats
+    inside(_)
+    assert job.stats().far_peak_bytes > 0 and len(others) == 16_000 and int(ordinary.sum()) == EXPECTED
+    code = "import numpy as np, farfield; a = np.arange(3_000_000)\n"
+    code += "with farfield.far(): b = np.arange(3_000_000)\n"
+    code += "print(a.ctypes.data >> 44, b.ctypes.data >> 44)"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    first, second = ended.stdout.split()
+    assert first != "2" and second == "2", ended.stdout
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else None)
     print("ok", flush=True)

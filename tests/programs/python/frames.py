@@ -174,6 +174,23 @@ def polars(_):
     assert pl.DataFrame(frame[:10]).equals(pl.DataFrame(frame).head(10))
 
 
+def names_of_threads():
+    for number in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{number}/comm") as file:
+                yield file.read().strip()
+        except OSError:
+            pass  # It has just ended.
+
+
+def ends_soon(what):
+    """No thread goes on after ^C with what was asked."""
+    deadline = time.monotonic() + 20
+    while "farfield frame" in names_of_threads():
+        assert time.monotonic() < deadline, f"{what} goes on"
+        time.sleep(0.01)
+
+
 def interrupt(_):
     heap = farfield.Heap(near="2M", far_max="2G")
     frame = heap.read_csv_text("row\n" + "\n".join(map(str, range(400_000))))
@@ -197,6 +214,17 @@ def interrupt(_):
             waits.append(time.monotonic() - came[0])
         timer.join()
     assert max(waits) < 1, waits
+    ends_soon("a sort")
+    if __import__("farfield._native")._native.HAS_SQL:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            heap.sql("select count(*) as n from a, b where a.row < b.other", a=frame, b=frame)
+            raise AssertionError("there are too many pairs")
+        except KeyboardInterrupt:
+            assert time.monotonic() - came[0] < 1
+        timer.join()
+        ends_soon("a query")
     # What was there is there, and the heap works.
     assert frame.totals("row").sum == 400_000 * 399_999 / 2
     assert len(frame.filter(col("other") < 1000)) == sum(row * 7919 % 100_003 < 1000 for row in range(400_000))

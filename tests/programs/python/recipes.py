@@ -92,7 +92,8 @@ def with_kernels():
         spec = json.loads(Path(of_user, "kernels", "farfield", "kernel.json").read_text())
         assert spec["interrupt_mode"] == "message" and spec["argv"][0] == sys.executable, spec
         assert "--near=64M" in spec["argv"] and "{connection_file}" in spec["argv"], spec
-        assert jupyter("install", "--prefix", prefix, "--name", "big", "--display-name", "Big", "--near=25%")[0] == 0
+        big = ["--name", "big", "--display-name", "Big", "--near=25%", "--what=arrays"]
+        assert jupyter("install", "--prefix", prefix, *big)[0] == 0
         assert Path(prefix, "share", "jupyter", "kernels", "big", "kernel.json").is_file()
         other = Path(of_user, "kernels", "other", "kernel.json")
         other.parent.mkdir()
@@ -100,7 +101,7 @@ def with_kernels():
         code, text = jupyter("list")
         lines = text.splitlines()
         assert code == 0 and len(lines) == 2 and "other" not in text, text
-        assert lines[0].startswith("big\tBig\t--near=25%\t") and "--far=mirror(tcp://a:7400,tcp://b:7400)" in lines[1], text
+        assert lines[0].startswith("big\tBig\t--near=25% --what=arrays\t") and "--far=mirror(tcp://a:7400,tcp://b:7400)" in lines[1], text
         for words in (["install", "--name", "other"], ["remove", "other"], ["remove", "big", "--user"]):
             code, text = jupyter(*words)
             assert code == 1 and ("is another kernel" in text or "there is no kernel" in text), text

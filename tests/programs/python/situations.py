@@ -117,6 +117,35 @@ def handlers(_):
     assert len(seen) >= 5 and job.near == 32 << 20
 
 
+def in_child(_):
+    """A forked child switches far memory on for itself. Its parent has none, and does so later."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            job = farfield.enable(near=NEAR)
+            code = 0 if int(far_array().sum()) == EXPECTED and job.stats().far_peak_bytes > 32 << 20 else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    nothing_changed()
+    job = farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED and job.stats().far_peak_bytes > 32 << 20
+
+
+def preloaded(_):
+    """Other libraries in LD_PRELOAD stay there, also for programs that are started."""
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if "/libm.so.6" in line)
+    if os.environ.get("LD_PRELOAD") != library:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": library})
+    farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED
+    code = "import os, numpy; print(os.environ['LD_PRELOAD'], numpy.arange(3_000_000).sum())"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert library in ended.stdout and "libfarfield_preload.so" in ended.stdout and "4499998500000" in ended.stdout, ended.stdout
+
+
 def budget(_):
     job = farfield.enable(near=NEAR)
     assert farfield.enable(near=NEAR) is job
@@ -150,6 +179,29 @@ def refusals(_):
     refused(farfield.FarfieldError, "/absent/token", near=NEAR, token_file="/absent/token")
     nothing_changed()
     farfield.enable(near=NEAR)
+    assert int(far_array().sum()) == EXPECTED
+
+
+def wrong_token(_):
+    """A server with tenants refuses a token, and takes another one."""
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory()
+
+    def private(name, text):
+        path = os.path.join(folder.name, name)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(text + "\n")
+        return path
+
+    url = f"unix:{folder.name}/socket"
+    words = [farfield.command(), "serve", "--listen", url, "--token-file", private("tenants", "alice 0123456789abcdef 512M")]
+    words += ["--parent-pid", str(os.getpid())]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert server.stdout.readline()
+    refused(farfield.ServerError, "token", near=NEAR, far=url, token_file=private("wrong", "fedcba9876543210"))
+    nothing_changed()
+    farfield.enable(near=NEAR, far=url, token_file=private("right", "0123456789abcdef"))
     assert int(far_array().sum()) == EXPECTED
 
 

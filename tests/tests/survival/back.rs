@@ -92,6 +92,7 @@ fn come_back_often(made: Made, way: Way, plane: Plane) {
 fn a_server_of_a_mirror_that_is_started_again_protects_again() {
     come_back_often(Made::Mirror, Way::Tcp, Plane::Page);
     come_back_often(Made::Mirror, Way::Both, Plane::Hybrid);
+    come_back_often(Made::Mirror, Way::Tls, Plane::Page);
 }
 
 #[test]
@@ -132,10 +133,12 @@ fn come_back_under_programs(made: Made, way: Way, mode: &str, program: &str, wor
 #[test]
 fn a_server_that_is_started_again_protects_programs_again() {
     come_back_under_programs(Made::Mirror, Way::Shm, "thread", "hog", &HOG);
+    come_back_under_programs(Made::Mirror, Way::Tls, "signal", "hog", &HOG);
     // CI tries an erasure code with programs that fork.
     if farfield_tests::deep() {
         come_back_under_programs(Made::Mirror, Way::Tcp, "signal", "hog", &HOG);
         come_back_under_programs(Made::Ec(2, 1), Way::Both, "signal", "hog", &HOG);
+        come_back_under_programs(Made::Mirror, Way::Tls, "thread", "hog", &HOG);
     }
 }
 

@@ -11,7 +11,7 @@ mod stops;
 
 use collected::Graph;
 use farfield::{FarBox, Health, Heap, Plane};
-use farfield_tests::{FarRun, MIB, Over, PATIENCE, Scratch, Server, compile, seeded, tier, wait_until};
+use farfield_tests::{FarRun, MIB, Over, PATIENCE, Scratch, Server, compile, deep, seeded, tier, wait_until};
 use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -29,6 +29,7 @@ enum Way {
     Tcp,
     Shm,
     Both,
+    Tls,
 }
 
 impl Way {
@@ -36,6 +37,7 @@ impl Way {
     fn start(self, scratch: &Scratch, number: usize) -> Server {
         let (name, options) = (format!("server-{number}"), ["--capacity", "256M"]);
         match self {
+            Way::Tls => Server::start_tls(scratch, &name, "tls://127.0.0.1:0", &options),
             Way::Shm => Server::start(scratch, &name, options),
             Way::Both if number.is_multiple_of(2) => Server::start(scratch, &name, options),
             Way::Tcp | Way::Both => Server::start_tcp(scratch, &name, options),
@@ -44,7 +46,11 @@ impl Way {
 
     /// Another one where one was, with nothing in it.
     fn start_again(self, scratch: &Scratch, number: usize, url: &str) -> Server {
-        Server::start_at(scratch, &format!("server-{number}"), url.to_owned(), ["--capacity", "256M"])
+        let (name, options) = (format!("server-{number}"), ["--capacity", "256M"]);
+        match self {
+            Way::Tls => Server::start_tls(scratch, &name, url, &options),
+            _ => Server::start_at(scratch, &name, url.to_owned(), options),
+        }
     }
 }
 
@@ -189,6 +195,11 @@ fn heaps_outlive_servers_with_shared_memory() {
 }
 
 #[test]
+fn heaps_outlive_encrypted_servers() {
+    outlive_many::<Values>(Made::Mirror, Way::Tls, Plane::Page);
+}
+
+#[test]
 fn heaps_of_small_values_outlive_servers_near_and_elsewhere() {
     outlive_many::<Values>(Made::Mirror, Way::Both, Plane::Hybrid);
 }
@@ -215,13 +226,26 @@ fn collected_heaps_outlive_servers_that_move_their_objects() {
 
 #[test]
 fn programs_outlive_servers() {
+    programs_outlive(&[Way::Tcp, Way::Shm, Way::Both], tier(3, 250));
+}
+
+#[test]
+fn programs_outlive_encrypted_servers() {
+    // CI tries one that comes back.
+    if deep() {
+        programs_outlive(&[Way::Tls], 250);
+    }
+}
+
+/// Runs so many programs, one after the other, and kills a server under each.
+fn programs_outlive(ways: &[Way], rounds: usize) {
     let mut random = seeded(99);
     let scratch = Scratch::new("survival-run");
     let Some(hog) = compile("hog", scratch.path()) else { return };
     let hog = hog.to_str().expect("an ASCII path");
     let mut killed = 0;
-    for round in 0..tier(3, 250) {
-        let way = [Way::Tcp, Way::Shm, Way::Both][round % 3];
+    for round in 0..rounds {
+        let way = ways[round % ways.len()];
         let made = [Made::Mirror, Made::Ec(2, 1)][round % 2];
         let (members, _) = made.members();
         let mut servers: Vec<_> = (0..members).map(|number| way.start(&scratch, number)).collect();

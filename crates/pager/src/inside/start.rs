@@ -131,7 +131,8 @@ pub(super) fn prepare((config, control): Blocks) -> Result<(), Step> {
         .take_slot(process::pid() as u32, process::identity())
         .ok_or(("too many processes in this job", Errno(libc::EAGAIN)))?;
     let (_, urls, _) = config.pool();
-    farfield_pool::prepare_tls(urls.iter().map(String::as_str));
+    let others = [&config.first, &config.places].map(|pool| pool.read().0);
+    farfield_pool::prepare_tls(urls.iter().chain(others.iter().flatten()).map(String::as_str));
     RUNTIME.set_up(config, control, slot, table);
     RUNTIME.threads.reserve().map_err(at("no address space for the thread table"))?;
     limits::start();

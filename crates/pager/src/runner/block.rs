@@ -141,6 +141,17 @@ impl RunnerBlock {
     pub(super) fn requests(&self) -> &RequestBlock {
         requests_in(&self.requests)
     }
+
+    /// Tells processes between which pools the job may move. Fails if the text is longer than [`TEXT_BYTES`].
+    pub(super) fn set_places(&self, places: &[String]) -> io::Result<()> {
+        let text = places.join("\n");
+        if text.len() > TEXT_BYTES {
+            let text = format!("the URLs of all pools together can have at most {TEXT_BYTES} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        self.config().places.write(text.as_bytes(), &[]);
+        Ok(())
+    }
 }
 
 /// Request block as an asking process has it.
@@ -375,5 +386,10 @@ mod tests {
     fn texts_that_do_not_fit_are_refused() {
         let long = Settings { token: vec![b'x'; TEXT_BYTES + 1], ..settings() };
         assert!(create_control(&long).is_err());
+        let block = create_control(&settings()).unwrap();
+        let places = ["tls://10.0.0.1:7400?ca=/ca".to_owned(), "ram:".to_owned()];
+        block.set_places(&places).unwrap();
+        assert!(block.set_places(&["x".repeat(TEXT_BYTES), "y".into()]).is_err());
+        assert_eq!(block.config().places.read(), (places.to_vec(), Vec::new()), "those that fitted");
     }
 }

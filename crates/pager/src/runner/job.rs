@@ -173,6 +173,7 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
     config.near_offer_bytes.store(options.near_limit_bytes, Ordering::Relaxed);
     config.near_least_bytes.store(options.near_least_bytes, Ordering::Relaxed);
     config.server_pid.store(server.as_ref().map_or(0, PrivateServer::pid), Ordering::Relaxed);
+    control.set_places(&places).map_err(os("pools"))?;
     let placement_driver = options.hold.filter(|_| places.len() > 1);
     let placement_driver = placement_driver.map(|hold| PlacementDriver::new(&hold, places, settings.token));
     sys::become_subreaper();

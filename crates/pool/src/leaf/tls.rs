@@ -94,7 +94,8 @@ type PreparedServers = Vec<(TlsUrl, Result<ServerAddress, String>)>;
 static PREPARED: Mutex<Option<PreparedServers>> = Mutex::new(None);
 
 /// Reason why an unprepared server cannot be reached.
-const LATE: &str = "a program that runs cannot begin to use tls://: start it with this URL";
+const LATE: &str = "a program that runs cannot begin to use tls://: start it with this URL, or with --auto and a --far \
+                    for each pool that it may move to";
 
 /// Reads the files of the servers with TLS in these URLs now. Afterwards this process can reach no other servers with
 /// TLS, for reading files needs thread-local storage, which handlers inside programs do not have.

@@ -1,29 +1,17 @@
 //! Changes that the page may make with `--allow-changes`: near budgets and pools of jobs of this machine.
 
-use super::lock;
+use super::access::TokenGuard;
 use crate::near;
 use crate::size::Size;
-use anyhow::Context;
-use farfield_core::wire::Hello;
 use farfield_pager::runner::{ByteSize, find_control, switch_pool};
-use farfield_server::same_bytes;
 use farfield_web::{StatusCode, WebRequest, WebResponse, text};
 use std::path::Path;
-use std::sync::Mutex;
-use std::time::Duration;
-
-/// Least bytes of a token: 16 random ones cannot be guessed.
-const TOKEN_BYTES_MIN: usize = 16;
-/// Time that a wrong token costs. Requests with wrong tokens wait for each other, so a guesser has
-/// one guess a second, with however many connections.
-const AFTER_GUESS: Duration = Duration::from_secs(1);
 
 /// Decides who may change something, and changes it.
 pub(super) struct ChangeGate {
-    token: Vec<u8>,
+    guard: TokenGuard,
     /// Token for the memory servers of a pool to which a job is moved.
     server_token: Vec<u8>,
-    guesses: Mutex<()>,
 }
 
 #[derive(serde::Deserialize)]
@@ -41,26 +29,14 @@ struct PoolChange {
 impl ChangeGate {
     /// Reads the token. Fails if others could read or guess it.
     pub(super) fn open(file: &Path, server_token: Vec<u8>) -> anyhow::Result<ChangeGate> {
-        use std::os::unix::fs::PermissionsExt;
-        let name = file.display();
-        let mode = std::fs::metadata(file).with_context(|| format!("--allow-changes {name}"))?.permissions().mode();
-        anyhow::ensure!(mode & 0o077 == 0, "--allow-changes {name}: others can read it; run `chmod 600 {name}`");
-        let token = crate::token::read_file(file).with_context(|| format!("--allow-changes {name}"))?;
-        anyhow::ensure!(
-            (TOKEN_BYTES_MIN..=Hello::TOKEN_BYTES_MAX).contains(&token.len()),
-            "--allow-changes {name}: a token has {TOKEN_BYTES_MIN} to {} characters; `openssl rand -hex 16` makes one",
-            Hello::TOKEN_BYTES_MAX
-        );
-        Ok(ChangeGate { token, server_token, guesses: Mutex::default() })
+        Ok(ChangeGate { guard: TokenGuard::open("--allow-changes", file)?, server_token })
     }
 
     /// Makes a change, if the request has the token. Blocks until the runner of the job has answered.
     pub(super) fn answer(&self, path: &str, request: &WebRequest) -> WebResponse {
         let shown = request.headers().get("authorization").map(|value| value.as_bytes()).unwrap_or_default();
         let shown = shown.strip_prefix(b"Bearer ").unwrap_or_default();
-        if !same_bytes(&self.token, shown) {
-            let _one_at_a_time = lock(&self.guesses);
-            std::thread::sleep(AFTER_GUESS);
+        if !self.guard.admits(shown) {
             return text(
                 StatusCode::UNAUTHORIZED,
                 "the token is wrong: it is the first line of the file of --allow-changes",

@@ -3,6 +3,7 @@
 //! One thread reads this machine, one thread per joined dashboard reads that one, and what the
 //! page shows is computed once for all readers. `docs/design/web.md` is the design page.
 
+mod access;
 mod changes;
 mod findings;
 mod history;
@@ -16,14 +17,15 @@ mod servers;
 use super::metrics::ScrapeCollector;
 use super::{TopArgs, TopSnapshot};
 use crate::metrics::MetricSource;
+use access::TokenGuard;
 use anyhow::{Context, bail, ensure};
 use changes::ChangeGate;
 use farfield_web::{
-    EventChannel, HttpLimits, Method, StatusCode, WebRequest, WebResponse, bytes, events, metrics, refuse_stranger,
-    text,
+    EventChannel, HttpLimits, Method, StatusCode, TlsIdentity, WebRequest, WebResponse, WebScheme, bytes, events,
+    metrics, refuse_stranger, shown_token, text, unauthorized,
 };
 use history::History;
-use joined::JoinedSource;
+use joined::{JoinCredentials, JoinedSource};
 use local::LocalMachine;
 use pace::StepInterval;
 use rows::{MachineState, RowBook};
@@ -50,24 +52,39 @@ struct Dashboard {
     asked: Mutex<Option<Instant>>,
     metrics: MetricSource,
     changes: Option<ChangeGate>,
+    scheme: WebScheme,
+    /// Token of those who may read; `None` if everybody who reaches it may.
+    readers: Option<TokenGuard>,
 }
 
 /// Serves the page until interrupted. First prints the URL, because the kernel chooses the port if it is 0.
 pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyhow::Result<()> {
+    let identity = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificate), Some(key)) => Some(TlsIdentity::read(certificate, key).context("--tls-cert, --tls-key")?),
+        _ => None,
+    };
+    let readers = args.read_token.as_deref().map(|file| TokenGuard::open("--read-token", file)).transpose()?;
     ensure!(
-        address.ip().is_loopback(),
-        "--serve {address}: other machines could read this, because there is no TLS; use 127.0.0.1:{port}, and from \
-         elsewhere `ssh -N -L {port}:127.0.0.1:{port} THIS-MACHINE` and http://127.0.0.1:{port}/",
+        address.ip().is_loopback() || identity.is_some() && readers.is_some(),
+        "--serve {address}: other machines could read this: give --tls-cert, --tls-key and --read-token; or use \
+         127.0.0.1:{port}, and from elsewhere `ssh -N -L {port}:127.0.0.1:{port} THIS-MACHINE` and \
+         http://127.0.0.1:{port}/",
         port = address.port()
     );
     if let Some(pid) = args.targets.iter().find(|target| target.parse::<u32>().is_ok()) {
         bail!("--serve shows all jobs: name URLs of memory servers only, not process {pid}");
     }
     let changes = args.allow_changes.as_deref().map(|file| ChangeGate::open(file, token.clone())).transpose()?;
-    let joined = args.join.iter().map(|url| JoinedSource::parse(url)).collect::<anyhow::Result<Vec<_>>>()?;
+    let credentials = join_credentials(args)?;
+    let joined = args.join.iter().map(|url| JoinedSource::parse(url, &credentials));
+    let joined = joined.collect::<anyhow::Result<Vec<_>>>()?;
     let local = LocalMachine::new(&args.targets, token)?;
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
-    let url = format!("http://{}/", listener.local_addr()?);
+    let (scheme, name) = match identity {
+        Some(_) => (WebScheme::Https, "https"),
+        None => (WebScheme::Http, "http"),
+    };
+    let url = format!("{name}://{}/", listener.local_addr()?);
 
     let machines = std::iter::once("here").chain(args.join.iter().map(String::as_str));
     let dashboard = Dashboard {
@@ -77,6 +94,8 @@ pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyh
         asked: Mutex::default(),
         metrics: MetricSource::new("farfield", Box::new(ScrapeCollector)),
         changes,
+        scheme,
+        readers,
     };
     let mut out = std::io::stdout();
     writeln!(out, "{url}").and_then(|()| out.flush())?;
@@ -92,7 +111,20 @@ pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyh
     let looking = dashboard.clone();
     std::thread::spawn(move || looking.look(&local));
     // Ends with an error only; the threads above end with the process.
-    Ok(farfield_web::serve(&listener, &HttpLimits::default(), || false, |request| dashboard.answer(request))?)
+    let (limits, answer) = (HttpLimits::default(), |request: &WebRequest| dashboard.answer(request));
+    match identity {
+        Some(identity) => farfield_web::serve_tls(&listener, &limits, &identity, || false, answer)?,
+        None => farfield_web::serve(&listener, &limits, || false, answer)?,
+    }
+    Ok(())
+}
+
+fn join_credentials(args: &TopArgs) -> anyhow::Result<JoinCredentials> {
+    let token = args.join_token.as_deref().map(|file| {
+        let token = crate::token::read_file(file).and_then(|token| Ok(String::from_utf8(token)?));
+        token.with_context(|| format!("--join-token {}", file.display()))
+    });
+    Ok(JoinCredentials { authorities: args.join_ca.clone(), token: token.transpose()? })
 }
 
 impl Dashboard {
@@ -122,10 +154,13 @@ impl Dashboard {
     }
 
     fn answer(&self, request: &WebRequest) -> WebResponse {
-        if let Some(refusal) = refuse_stranger(request) {
+        if let Some(refusal) = refuse_stranger(request, self.scheme) {
             return refusal;
         }
         match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, _) if !self.may_read(request) => {
+                unauthorized("give any user name, and the token in the file of --read-token as the password")
+            }
             (&Method::GET | &Method::HEAD, path) => self.read(path, request.uri().query().unwrap_or_default()),
             (&Method::POST, path @ ("/api/near" | "/api/pool")) => match &self.changes {
                 Some(gate) => gate.answer(path, request),
@@ -133,6 +168,11 @@ impl Dashboard {
             },
             _ => text(StatusCode::METHOD_NOT_ALLOWED, "only GET"),
         }
+    }
+
+    fn may_read(&self, request: &WebRequest) -> bool {
+        let Some(readers) = &self.readers else { return true };
+        shown_token(request).is_some_and(|shown| readers.admits(&shown))
     }
 
     fn read(&self, path: &str, query: &str) -> WebResponse {
