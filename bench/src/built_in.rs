@@ -22,6 +22,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/gc/cache.toml"),
         include_str!("../experiments/gc/follow.toml"),
         include_str!("../experiments/gc/graph.toml"),
+        include_str!("../experiments/gc/graphs.toml"),
         include_str!("../experiments/gc/maps.toml"),
         include_str!("../experiments/gc/marking.toml"),
         include_str!("../experiments/gc/moves.toml"),

@@ -183,6 +183,9 @@ const HEADERS: &[(&str, &str)] =
 /// What scripts in Python import.
 const MODULE: (&str, &str) = ("phases.py", include_str!("../workloads/phases.py"));
 
+/// Words by which a program says that a file of real data is missing.
+pub const NO_REAL_DATA: &str = "no real data";
+
 /// What a program prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {

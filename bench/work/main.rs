@@ -105,6 +105,12 @@ struct Options {
     /// 1: real data of the folder in FARFIELD_DATA, where a workload knows some; 0: made up.
     #[arg(long, default_value_t = 0)]
     real: u64,
+    /// The graph of real data, where a workload has one.
+    #[arg(long, value_enum, default_value_t = real::GraphName::Cnr)]
+    graph: real::GraphName,
+    /// The edges of `graph-store`, as it has left them for others: a file.
+    #[arg(long)]
+    links: Option<std::path::PathBuf>,
     /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
@@ -149,7 +155,7 @@ struct Options {
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
-    /// Where `trips` leaves its columns and answers for others, and `questions` its table.
+    /// Where `trips` leaves its columns and answers for others, `questions` its table, and `graph-store` its edges.
     #[arg(long)]
     columns: Option<std::path::PathBuf>,
     /// What `trips` does where its columns are.
