@@ -214,6 +214,7 @@ const PARAMETERS: &[&str] = &[
     "aged",
     "mix",
     "graph",
+    "region_kib",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

@@ -10,7 +10,7 @@ use crate::graph::{Arrivals, ElementBytes, FRIENDS, Size, write_links};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_since};
 use anyhow::Result;
-use farfield_gc::{FarTracing, GcError};
+use farfield_gc::GcError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         1 => size.vertices as u64 * COLLECTED.vertex + size.edges * COLLECTED.edge,
         _ => size.edges * COLLECTED_BYTES_PER_EDGE,
     };
-    match collected(options, live_bytes, FarTracing::default())? {
+    match collected(options, live_bytes)? {
         None => use_store(options, size, &mut PlainStore::default()),
         Some((heap, gc)) => {
             let before = heap.stats();

@@ -44,6 +44,7 @@ mod tasks;
 mod tracing;
 mod triangles;
 mod trips;
+mod utilization;
 mod views;
 mod walk;
 mod web;
@@ -111,6 +112,9 @@ struct Options {
     /// The edges of `graph-store`, as it has left them for others: a file.
     #[arg(long)]
     links: Option<std::path::PathBuf>,
+    /// Bytes of a region of a collected heap, in KiB.
+    #[arg(long, default_value_t = 1024)]
+    region_kib: u64,
     /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
