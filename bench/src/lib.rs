@@ -298,8 +298,19 @@ mod tests {
     #[test]
     fn names_families_and_all_select() {
         assert_eq!(names(&["paging/scan"]), ["paging/scan"]);
-        let families =
-            ["paging/", "aifm/", "atlas/", "dmswitcher/", "wickit/", "gc/", "share/", "cluster/", "serving/"];
+        let families = [
+            "paging/",
+            "aifm/",
+            "atlas/",
+            "dmswitcher/",
+            "wickit/",
+            "gc/",
+            "share/",
+            "cluster/",
+            "serving/",
+            "python/",
+            "front/",
+        ];
         let families = families.map(|family| names(&[family]));
         assert_eq!(families.concat().len(), names(&["all"]).len());
         assert_eq!(names(&["paging/scan", "all"]).len(), names(&["all"]).len());

@@ -310,7 +310,7 @@ impl Batch<'_> {
 fn ended_job(text: &str, kind: usize, submitted_s: f64) -> Result<EndedJob> {
     let fields = |name: &str| -> Result<Vec<&str>> {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(line.with_context(|| format!("no line {name}"))?.split(' ').collect())
+        Ok(line.with_context(|| format!("no line {name}"))?.split_ascii_whitespace().collect())
     };
     let (start, end) = (fields("start")?, fields("end")?);
     let [started_s, node] = start[..] else { bail!("start has no time and node") };
