@@ -64,6 +64,8 @@ pub(crate) enum Contender {
     Spill(Means),
     /// The same program in Java, whose memory is served in this way.
     Java(Collector, Paging),
+    /// The program keeps its objects in a library of garbage collection, all near.
+    Collector(&'static str),
     /// The program simulates a cluster under a policy of this name.
     Policy(&'static str),
     /// Jobs of the program on a real Slurm, with far memory or without.
@@ -195,6 +197,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-stripe-tcp" => Contender::HeapStripe(Far::Tcp, Group::Small),
         "heap-stripe-regions" => Contender::HeapStripe(Far::Private, Group::Region),
         "heap-stripe-regions-tcp" => Contender::HeapStripe(Far::Tcp, Group::Region),
+        "gc-arena" => Contender::Collector("gc-arena"),
+        "dumpster" => Contender::Collector("dumpster"),
         "heap-switch" => Contender::HeapSwitch(Far::Private),
         "heap-switch-tcp" => Contender::HeapSwitch(Far::Tcp),
         "farfield-switch" => Contender::FarfieldSwitch(Far::Private),
@@ -277,7 +281,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
@@ -305,6 +309,7 @@ impl Contender {
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
             Contender::HeapStripe(far, group) => striped(far, group, job),
+            Contender::Collector(name) => collected(name, job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
             Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::FarfieldIn(company) => company::sample(company, job),
@@ -463,6 +468,17 @@ fn striped(far: Far, group: Group, job: &Job<'_>) -> Result<Sample> {
     let mut sample = heap_on(&format!("stripe({},{}){group}", servers[0].url, servers[1].url), "page", &[], job)?;
     add_servers(&mut sample, servers);
     Ok(sample)
+}
+
+/// The program, whose objects a library collects.
+fn collected(library: &str, job: &Job<'_>) -> Result<Sample> {
+    ensure!(job.workload.name == "gcbench", "the workload {} knows no libraries", job.workload.name);
+    if !cfg!(feature = "collectors") {
+        let remedy = "build farfield-bench with --features collectors";
+        return Err(unavailable("this harness was built without other collectors", remedy));
+    }
+    let arguments = [job.arguments, &["--library".to_owned(), library.to_owned()]].concat();
+    native(&Job { arguments: &arguments, ..*job })
 }
 
 /// A memory server of that kind.

@@ -143,6 +143,7 @@ const WORKLOADS: &[Workload] = &[
     rust("switch", "during", "access"),
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
+    rust("gcbench", "trees", "node"),
     rust("marking", "collect", "collection"),
     rust("beside", "operate", "operation"),
     rust("replace", "replace", "object"),

@@ -81,6 +81,7 @@ fn collected_objects() {
         &["follow", "--data-mib", "8", "--ops", "20000"][..],
         &["follow", "--data-mib", "4", "--ops", "20000", "--set-kib", "16"],
         &["trees", "--data-mib", "10", "--ops", "100"],
+        &["gcbench", "--data-mib", "16", "--ops", "100000"],
         &["graph-store", "--data-mib", "2", "--ops", "3000"],
         &["build", "--data-mib", "5", "--ops", "520"],
         &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"],
@@ -94,6 +95,17 @@ fn collected_objects() {
         &["clusters", "--data-mib", "6", "--ops", "100000"],
     ] {
         check_collected(words);
+    }
+}
+
+/// Other collectors make the same trees.
+#[cfg(feature = "collectors")]
+#[test]
+fn trees_of_libraries() {
+    let words = ["gcbench", "--data-mib", "6", "--ops", "100000"];
+    let expected = work(&words);
+    for library in ["gc-arena", "dumpster"] {
+        assert_eq!(work(&[&words[..], &["--library", library]].concat()), expected, "{library}");
     }
 }
 

@@ -414,12 +414,26 @@ pub(crate) struct Tree {
     sides: [Ref<Tree>; 2],
 }
 
+impl Tree {
+    pub(crate) fn leaf(number: u64) -> Tree {
+        Tree { number, sides: Default::default() }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn sides(&self) -> &[Ref<Tree>; 2] {
+        &self.sides
+    }
+}
+
 /// Depth of a tree that is made, or summed, between two safepoints.
 const STEP_DEPTH: u32 = 5;
 
 /// Makes a tree top down, so that only the tops of what is left to make need roots.
 pub(crate) fn make_tree(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
-    let root = m.with_room(|m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
+    let root = m.with_room(|m| Ok(m.root(m.alloc(Tree::leaf(seed))?)))?;
     let mut tops = vec![(root.clone(), depth, seed)];
     while let Some((top, depth, seed)) = tops.pop() {
         let grown = m.with_room(|m| {
@@ -450,7 +464,7 @@ fn grow(
     }
     for (side, at) in tree.sides.iter().zip(1..) {
         let seed = mix(seed ^ at);
-        let grown = m.alloc(Tree { number: seed, sides: Default::default() })?;
+        let grown = m.alloc(Tree::leaf(seed))?;
         side.store(m, Some(grown));
         grow(m, grown, depth - 1, seed, steps - 1, left)?;
     }

@@ -12,6 +12,7 @@ mod decide;
 mod deref;
 mod entry;
 mod frame;
+mod gc_bench;
 mod gc_cache;
 mod gc_compute;
 mod gc_maps;
@@ -115,6 +116,9 @@ struct Options {
     /// Bytes of a region of a collected heap, in KiB.
     #[arg(long, default_value_t = 1024)]
     region_kib: u64,
+    /// What frees the objects of `gcbench` in plain memory.
+    #[arg(long, value_enum, default_value_t = gc_bench::Library::Arc)]
+    library: gc_bench::Library,
     /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
@@ -256,6 +260,8 @@ enum Workload {
     Follow,
     /// Trees of small objects, made and dropped.
     Trees,
+    /// Such trees of many sizes, beside one that lives and a large array.
+    Gcbench,
     /// Collections of a graph.
     Marking,
     /// The same, beside a program that makes garbage.
@@ -486,6 +492,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Switch => switch::run(options),
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),
+        Workload::Gcbench => gc_bench::run(options),
         Workload::Marking => tracing::run_marking(options),
         Workload::Beside => tracing::run_beside(options),
         Workload::Replace => collected::run_replace(options),
