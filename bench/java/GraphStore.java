@@ -1,3 +1,8 @@
+import java.io.BufferedInputStream;
+import java.io.DataInputStream;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.HashMap;
@@ -200,11 +205,78 @@ final class GraphStore {
         return new int[] {from, to};
     }
 
-    public static void main(String[] arguments) {
+    /** Edges that arrive, in their order. */
+    private interface Arrivals {
+        long vertices();
+
+        long edges();
+
+        /** Returns the next edge, from and to. */
+        int[] next() throws IOException;
+    }
+
+    /** Edges that are made up by the law of R-MAT. */
+    private static final class MadeUp implements Arrivals {
+        private final long seed;
+        private final int scale;
+        private final long edges;
+        private long made;
+
+        MadeUp(Harness harness) {
+            seed = harness.seed;
+            scale = 63 - Long.numberOfLeadingZeros(harness.dataBytes / DATA_PER_VERTEX);
+            edges = (harness.dataBytes - (VERTEX_DATA_BYTES << scale)) / EDGE_DATA_BYTES;
+        }
+
+        @Override
+        public long vertices() {
+            return 1L << scale;
+        }
+
+        @Override
+        public long edges() {
+            return edges;
+        }
+
+        @Override
+        public int[] next() {
+            return edge(made++, scale, seed);
+        }
+    }
+
+    /** Edges of a real graph, in a file of the Rust program: all numbers have four bytes, the highest first. */
+    private static final class Links implements Arrivals {
+        private final DataInputStream file;
+        private final long vertices;
+        private final long edges;
+
+        Links(Path path) throws IOException {
+            file = new DataInputStream(new BufferedInputStream(Files.newInputStream(path)));
+            vertices = Integer.toUnsignedLong(file.readInt());
+            edges = Integer.toUnsignedLong(file.readInt());
+        }
+
+        @Override
+        public long vertices() {
+            return vertices;
+        }
+
+        @Override
+        public long edges() {
+            return edges;
+        }
+
+        @Override
+        public int[] next() throws IOException {
+            return new int[] {file.readInt(), file.readInt()};
+        }
+    }
+
+    public static void main(String[] arguments) throws IOException {
         Harness harness = new Harness(arguments);
-        int scale = 63 - Long.numberOfLeadingZeros(harness.dataBytes / DATA_PER_VERTEX);
-        long vertices = 1L << scale;
-        long edges = (harness.dataBytes - (VERTEX_DATA_BYTES << scale)) / EDGE_DATA_BYTES;
+        Arrivals arrivals = harness.links == null ? new MadeUp(harness) : new Links(harness.links);
+        long vertices = arrivals.vertices();
+        long edges = arrivals.edges();
         Store store = new Store();
         // Number of edges now.
         long[] count = {0};
@@ -215,7 +287,7 @@ final class GraphStore {
         for (long made = 0; made < edges; made += LOG_EDGES) {
             int size = (int) Math.min(LOG_EDGES, edges - made);
             for (int at = 0; at < size; at++) {
-                System.arraycopy(edge(made + at, scale, harness.seed), 0, log, 2 * at, 2);
+                System.arraycopy(arrivals.next(), 0, log, 2 * at, 2);
             }
             int kept = (int) Math.max(0, Math.min(size, old - made));
             if (kept > 0) {

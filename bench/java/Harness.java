@@ -23,6 +23,8 @@ final class Harness {
     final long ops;
     final long seed;
     final long zipfPercent;
+    /** File of the edges of a real graph, as the Rust program leaves it; null if data is made up. */
+    final Path links;
     private final boolean isMeasured;
     private final List<Phase> phases = new ArrayList<>();
     private final Map<String, Double> figures = new LinkedHashMap<>();
@@ -31,18 +33,24 @@ final class Harness {
     Harness(String[] arguments) {
         Map<String, Long> numbers = new LinkedHashMap<>(Map.of("data-mib", 64L, "ops", 0L, "seed", 42L));
         numbers.putAll(Map.of("zipf-percent", 0L, "real", 0L, "measure", 0L));
+        Map<String, String> texts = new LinkedHashMap<>(Map.of("graph", "", "links", ""));
         for (int at = 0; at < arguments.length; at += 2) {
             String name = arguments[at].replaceFirst("^--", "");
-            if (!numbers.containsKey(name) || at + 1 == arguments.length) {
+            if (!numbers.containsKey(name) && !texts.containsKey(name) || at + 1 == arguments.length) {
                 throw new IllegalArgumentException("unknown argument or no value: " + arguments[at]);
             }
-            numbers.put(name, Long.parseLong(arguments[at + 1]));
+            if (texts.containsKey(name)) {
+                texts.put(name, arguments[at + 1]);
+            } else {
+                numbers.put(name, Long.parseLong(arguments[at + 1]));
+            }
         }
         dataBytes = numbers.get("data-mib") << 20;
         ops = numbers.get("ops");
         seed = numbers.get("seed");
         zipfPercent = numbers.get("zipf-percent");
-        if (numbers.get("real") != 0) {
+        links = texts.get("links").isEmpty() ? null : Path.of(texts.get("links"));
+        if (numbers.get("real") != 0 && links == null) {
             throw new IllegalArgumentException("real data is known to the Rust programs only");
         }
         isMeasured = numbers.get("measure") == 1;

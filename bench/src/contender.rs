@@ -15,7 +15,7 @@ use crate::real_cluster;
 use crate::server::Server;
 use crate::spill::{self, Means};
 use crate::swap::{self, Area, Traffic, unavailable};
-use crate::switching;
+use crate::switching::{self, add_servers};
 use crate::sys::Processors;
 use crate::tables::{self, Library};
 use crate::undo::{Ledger, Undo};
@@ -43,6 +43,9 @@ pub(crate) enum Contender {
     Heap(Far, &'static str),
     /// The same on the page plane, and it does what it can where its data is.
     HeapOffload(Far),
+    /// The same on the page plane, and two servers share its far pages: in groups as large as regions of a collected heap, or
+    /// in smaller ones.
+    HeapStripe(Far, Group),
     /// The same on the page plane, whose far memory moves to a second server of that kind.
     HeapSwitch(Far),
     /// A script of Python keeps its data in a far heap.
@@ -61,6 +64,8 @@ pub(crate) enum Contender {
     Spill(Means),
     /// The same program in Java, whose memory is served in this way.
     Java(Collector, Paging),
+    /// The program keeps its objects in a library of garbage collection, all near.
+    Collector(&'static str),
     /// The program simulates a cluster under a policy of this name.
     Policy(&'static str),
     /// Jobs of the program on a real Slurm, with far memory or without.
@@ -125,6 +130,15 @@ pub(crate) enum Peer {
     OneSided,
 }
 
+/// Neighbouring pages that lie at the same one of two servers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Group {
+    /// 64 KiB.
+    Small,
+    /// 1 MiB, a region of a collected heap.
+    Region,
+}
+
 /// Where Linux swaps to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Store {
@@ -179,6 +193,12 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "redis" => Contender::Peer(Peer::Redis),
         "redis-cluster" => Contender::Peer(Peer::RedisCluster),
         "heap-lz" => Contender::Heap(Far::Compressed, "page"),
+        "heap-stripe" => Contender::HeapStripe(Far::Private, Group::Small),
+        "heap-stripe-tcp" => Contender::HeapStripe(Far::Tcp, Group::Small),
+        "heap-stripe-regions" => Contender::HeapStripe(Far::Private, Group::Region),
+        "heap-stripe-regions-tcp" => Contender::HeapStripe(Far::Tcp, Group::Region),
+        "gc-arena" => Contender::Collector("gc-arena"),
+        "dumpster" => Contender::Collector("dumpster"),
         "heap-switch" => Contender::HeapSwitch(Far::Private),
         "heap-switch-tcp" => Contender::HeapSwitch(Far::Tcp),
         "farfield-switch" => Contender::FarfieldSwitch(Far::Private),
@@ -261,7 +281,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
@@ -288,6 +308,8 @@ impl Contender {
             Contender::HeapPython(far) => questions::in_python(far, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
+            Contender::HeapStripe(far, group) => striped(far, group, job),
+            Contender::Collector(name) => collected(name, job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
             Contender::FarfieldSwitch(far) => switching::run(far, job),
             Contender::FarfieldIn(company) => company::sample(company, job),
@@ -434,6 +456,29 @@ pub(crate) fn heap(far: Far, plane: &str, more: &[&str], job: &Job<'_>) -> Resul
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }
     Ok(sample)
+}
+
+/// The program with its data in a far heap at two servers that share the pages.
+fn striped(far: Far, group: Group, job: &Job<'_>) -> Result<Sample> {
+    let servers = [server_at(far, "one", job)?, server_at(far, "two", job)?];
+    let group = match group {
+        Group::Small => "",
+        Group::Region => "?group=1M",
+    };
+    let mut sample = heap_on(&format!("stripe({},{}){group}", servers[0].url, servers[1].url), "page", &[], job)?;
+    add_servers(&mut sample, servers);
+    Ok(sample)
+}
+
+/// The program, whose objects a library collects.
+fn collected(library: &str, job: &Job<'_>) -> Result<Sample> {
+    ensure!(job.workload.name == "gcbench", "the workload {} knows no libraries", job.workload.name);
+    if !cfg!(feature = "collectors") {
+        let remedy = "build farfield-bench with --features collectors";
+        return Err(unavailable("this harness was built without other collectors", remedy));
+    }
+    let arguments = [job.arguments, &["--library".to_owned(), library.to_owned()]].concat();
+    native(&Job { arguments: &arguments, ..*job })
 }
 
 /// A memory server of that kind.

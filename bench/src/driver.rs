@@ -5,13 +5,14 @@
 
 use crate::child::Interrupted;
 use crate::contender;
-use crate::experiment::{Experiment, Point, arguments, near_bytes, number, overuse, workload};
+use crate::experiment::{Experiment, Point, Value, arguments, near_bytes, number, overuse, workload};
 use crate::job::Job;
 use crate::line::{ContenderResult, Line, PointResult, SCHEMA, Sample, Status, ratios};
 use crate::machine::{Machine, commit, utc_now};
 use crate::swap::{Unavailable, unavailable};
 use crate::undo::Ledger;
-use crate::{advised, bar, limits, note, sys};
+use crate::workload::NO_REAL_DATA;
+use crate::{advised, bar, limits, note, sys, tables};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -165,6 +166,10 @@ fn run_point(
     let workload = workload(&point)?;
     let (program, mut words) = workload.make(scratch)?;
     words.extend(arguments(&point, line.seed));
+    let links = links_of(&point, scratch);
+    words.extend(
+        links.iter().flat_map(|folder| ["--links".into(), folder.join("links").to_string_lossy().into_owned()]),
+    );
     let job = Job {
         workload,
         program: &program,
@@ -193,7 +198,9 @@ fn run_point(
                 continue;
             }
             line.machine.warm(job.data_bytes)?;
-            let sample = ensure_possible(&job, &point).and_then(|()| contender::known(name)?.sample(&job));
+            let sample = ensure_possible(&job, &point)
+                .and_then(|()| links.as_deref().map_or(Ok(()), |folder| ensure_links(folder, &job)))
+                .and_then(|()| contender::known(name)?.sample(&job));
             match sample {
                 // Whoever is no program of ours says nothing of what it read.
                 Ok(sample)
@@ -241,6 +248,30 @@ fn run_point(
     })
 }
 
+/// Returns the folder for the edges of a real graph, if the programs at this point read them from a file: so a graph takes none of
+/// their memory before its edges arrive, and all read the same.
+fn links_of(point: &Point, scratch: &Path) -> Option<PathBuf> {
+    let is_store = workload(point).is_ok_and(|workload| workload.name == "graph-store");
+    let value = |key: &str| point.get(key).map_or_else(|| "any".to_owned(), Value::to_string);
+    (is_store && is_real(point)).then(|| scratch.join(format!("links-{}-{}", value("graph"), value("data_mib"))))
+}
+
+fn is_real(point: &Point) -> bool {
+    number(point, "real").is_ok_and(|real| real == 1)
+}
+
+/// Writes those edges, unless that was done before.
+fn ensure_links(folder: &Path, job: &Job<'_>) -> Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let result = tables::write_columns(folder, job);
+    if result.is_err() {
+        fs::remove_dir_all(folder).ok();
+    }
+    result
+}
+
 /// Programs of others are not on every machine, real data is not part of the project, and DataFusion not of every build.
 fn ensure_possible(job: &Job<'_>, point: &Point) -> Result<()> {
     job.workload.ensure_installed(job.program, job.arguments)?;
@@ -250,8 +281,8 @@ fn ensure_possible(job: &Job<'_>, point: &Point) -> Result<()> {
     if job.workload.name == "questions" && !cfg!(feature = "frame") {
         return Err(unavailable("this harness was built without frames", "build farfield-bench with --features frame"));
     }
-    if number(point, "real").is_ok_and(|real| real == 1) && std::env::var_os(REAL_DATA).is_none() {
-        return Err(unavailable("no real data", format!("name its folder in {REAL_DATA}")));
+    if is_real(point) && std::env::var_os(REAL_DATA).is_none() {
+        return Err(unavailable(NO_REAL_DATA, format!("name its folder in {REAL_DATA}")));
     }
     Ok(())
 }
@@ -268,9 +299,14 @@ fn setback(error: &anyhow::Error, folders: &[&Path]) -> Status {
     let plain = |text: &str| {
         folders.iter().fold(text.to_string(), |text, folder| text.replace(&format!("{}/", folder.display()), ""))
     };
+    let text = format!("{error:#}");
     match error.downcast_ref::<Unavailable>() {
         Some(Unavailable { why, remedy }) => Status::Unavailable { why: plain(why), remedy: remedy.clone() },
-        None => Status::Failed { why: plain(&format!("{error:#}")) },
+        None if text.contains(NO_REAL_DATA) => {
+            let remedy = format!("put it, unpacked, into the folder that {REAL_DATA} names");
+            Status::Unavailable { why: plain(&text), remedy }
+        }
+        None => Status::Failed { why: plain(&text) },
     }
 }
 
@@ -287,6 +323,8 @@ mod tests {
         );
         let wrong = anyhow::anyhow!("7 reads brought wrong data").context("under farfield run");
         assert!(matches!(setback(&wrong, &[]), Status::Failed { why } if why.contains("7 reads")));
+        let absent = anyhow::anyhow!("ended with code 3: farfield-work: no real data: graphs/a.txt").context("native");
+        assert!(matches!(setback(&absent, &[]), Status::Unavailable { why, .. } if why.ends_with("graphs/a.txt")));
         let missing_symbol = anyhow::anyhow!("/home/me/build/random: symbol lookup error: /home/me/lib.so");
         let folders = [Path::new("/home/me/build"), Path::new("/home/me")];
         let expected = Status::Failed { why: "random: symbol lookup error: lib.so".into() };

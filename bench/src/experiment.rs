@@ -213,6 +213,8 @@ const PARAMETERS: &[&str] = &[
     "tracing",
     "aged",
     "mix",
+    "graph",
+    "region_kib",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -379,7 +381,7 @@ fn check_point(point: &Point) -> Result<()> {
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
-                "hotness" | "offload" | "tracing" | "mix" | "cluster" | "rules" | "arrivals" | "recording"
+                "hotness" | "offload" | "tracing" | "mix" | "graph" | "cluster" | "rules" | "arrivals" | "recording"
                 | "accounting" | "queue" | "books" | "trace",
                 Value::Text(_),
             ) => {}

@@ -49,7 +49,8 @@ fn servers(far: Far, job: &Job<'_>) -> Result<[Server; 2]> {
     Ok([server_at(far, "from", job)?, server_at(far, "to", job)?])
 }
 
-fn add_servers(sample: &mut Sample, servers: [Server; 2]) {
+/// Adds what these servers have spent.
+pub(crate) fn add_servers(sample: &mut Sample, servers: [Server; 2]) {
     let seconds: f64 = servers.iter().map(Server::cpu_seconds).sum();
     sample.figures.insert("server_cpu_s".into(), seconds);
 }

@@ -64,7 +64,7 @@ fn resident(python: &Path, words: &[String], library: Library, scratch: &Path, p
     Ok(finished.ended.resident_peak_bytes)
 }
 
-/// Has the program make the columns, and the answers.
+/// Has the program make the columns and the answers, or what else it leaves for others.
 pub(crate) fn write_columns(folder: &Path, job: &Job<'_>) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut command = Command::new(job.program);

@@ -143,6 +143,7 @@ const WORKLOADS: &[Workload] = &[
     rust("switch", "during", "access"),
     rust("follow", "follow", "reference"),
     rust("trees", "trees", "tree"),
+    rust("gcbench", "trees", "node"),
     rust("marking", "collect", "collection"),
     rust("beside", "operate", "operation"),
     rust("replace", "replace", "object"),
@@ -182,6 +183,9 @@ const HEADERS: &[(&str, &str)] =
 
 /// What scripts in Python import.
 const MODULE: (&str, &str) = ("phases.py", include_str!("../workloads/phases.py"));
+
+/// Words by which a program says that a file of real data is missing.
+pub const NO_REAL_DATA: &str = "no real data";
 
 /// What a program prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]

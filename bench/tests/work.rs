@@ -4,10 +4,13 @@
 use farfield_bench_functions::with_workloads;
 use farfield_server::{Config, Server};
 use farfield_wic::Registry;
+use std::ffi::OsStr;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Once;
+use std::thread;
 use std::time::Duration;
 
 /// Machines that do much else are slow.
@@ -31,7 +34,7 @@ fn local_server(name: &str) -> Server {
 }
 
 /// Runs a workload; its checksum and its phases.
-fn work(arguments: &[&str]) -> (String, Vec<String>) {
+fn work(arguments: &[impl AsRef<OsStr>]) -> (String, Vec<String>) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data");
     let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
     command.args(arguments).env("FARFIELD_DATA", folder);
@@ -78,6 +81,7 @@ fn collected_objects() {
         &["follow", "--data-mib", "8", "--ops", "20000"][..],
         &["follow", "--data-mib", "4", "--ops", "20000", "--set-kib", "16"],
         &["trees", "--data-mib", "10", "--ops", "100"],
+        &["gcbench", "--data-mib", "16", "--ops", "100000"],
         &["graph-store", "--data-mib", "2", "--ops", "3000"],
         &["build", "--data-mib", "5", "--ops", "520"],
         &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"],
@@ -94,10 +98,22 @@ fn collected_objects() {
     }
 }
 
+/// Other collectors make the same trees.
+#[cfg(feature = "collectors")]
+#[test]
+fn trees_of_libraries() {
+    let words = ["gcbench", "--data-mib", "6", "--ops", "100000"];
+    let expected = work(&words);
+    for library in ["gc-arena", "dumpster"] {
+        assert_eq!(work(&[&words[..], &["--library", library]].concat()), expected, "{library}");
+    }
+}
+
 /// With std's types, and in a collected heap.
-fn check_collected(words: &[&str]) {
+fn check_collected<T: AsRef<str>>(words: &[T]) {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
     let near = ["--near", "3145728", "--pool", "ram:"];
-    assert_eq!(work(words), work(&[words, &near].concat()), "{words:?}");
+    assert_eq!(work(&words), work(&[&words[..], &near].concat()), "{words:?}");
 }
 
 /// The programs in Java do the same as their twins: otherwise their times are not comparable.
@@ -112,8 +128,11 @@ fn collected_objects_in_java() {
         Err(error) => return eprintln!("skipped: javac cannot be started: {error}"),
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let real_store = real_store("cnr-2000");
+    let real_store: Vec<&str> = real_store.iter().map(String::as_str).collect();
     for (class, words) in [
         ("GraphStore", &["graph-store", "--data-mib", "2", "--ops", "3000"][..]),
+        ("GraphStore", &real_store[..]),
         ("BuildEngine", &["build", "--data-mib", "5", "--ops", "520"]),
         ("GcCache", &["gc-cache", "--data-mib", "8", "--ops", "8000", "--zipf-percent", "99"]),
     ] {
@@ -170,30 +189,53 @@ fn counts() {
     check("shuffle", "move", 2, &["--data-mib", "4"]);
 }
 
-/// Small files in the form of real ones, of several pages each.
+/// Makes small files in the form of real ones, of several pages each, once.
+fn make_real_data() {
+    static MADE: Once = Once::new();
+    MADE.call_once(|| {
+        let file = |name: &str, bytes: &[u8]| {
+            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        // Numbers of which few are frequent.
+        let numbers = || (1..20_000u64).map(|number| number * number % 7919 % (1 + number % 1000));
+        let mut links = String::new();
+        numbers().zip(numbers().skip(5)).cycle().take(90_000).for_each(|(from, to)| {
+            writeln!(links, "{from} {to}").unwrap();
+        });
+        file("graphs/cnr-2000.edges.txt", links.as_bytes());
+        file("graphs/web-NotreDame.txt", format!("# Two\r\n# lines\r\n{}", links.replace('\n', "\r\n")).as_bytes());
+        let views: Vec<u8> = numbers().flat_map(u64::to_be_bytes).collect();
+        file("cache-traces/caffeine/scarab/scarab-recs.trace", &views);
+        let requests: Vec<u8> = numbers().flat_map(|number| (number as u32).to_le_bytes()).collect();
+        file("cache-traces/caffeine/cloud_physics/w106.trace", &requests);
+        let mut trips = ",".repeat(16) + "\n";
+        numbers().for_each(|number| writeln!(trips, "{}{number}.5,,{}{number}", ",".repeat(8), ",".repeat(6)).unwrap());
+        file("nyc-green-taxi/green_tripdata_2020-04_2022-02.csv", trips.as_bytes());
+        let letters = |number: u64| number.to_string().bytes().map(|digit| char::from(digit + 49)).collect::<String>();
+        let words: Vec<String> =
+            numbers().cycle().take(600_000).map(|number| format!("word{}", letters(number))).collect();
+        file("text/gesetze-de.txt", words.join(" ").as_bytes());
+    });
+}
+
+/// Has the store write a real graph. Returns the words by which a program reads it; the last two name the file.
+fn real_store(graph: &str) -> Vec<String> {
+    make_real_data();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("links-{graph}-{:?}", thread::current().id()));
+    fs::create_dir_all(&folder).unwrap();
+    let words = ["graph-store", "--data-mib", "2", "--ops", "3000", "--real", "1", "--graph", graph];
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut words = words.map(str::to_owned).to_vec();
+    work(&[&words[..], &["--columns".into(), text(&folder)]].concat());
+    words.extend(["--links".into(), text(&folder.join("links"))]);
+    words
+}
+
 #[test]
 fn real_data() {
-    let file = |name: &str, bytes: &[u8]| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("data").join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    };
-    // Numbers of which few are frequent.
-    let numbers = || (1..20_000u64).map(|number| number * number % 7919 % (1 + number % 1000));
-    let mut links = String::new();
-    numbers().zip(numbers().skip(5)).cycle().take(90_000).for_each(|(from, to)| {
-        writeln!(links, "{from} {to}").unwrap();
-    });
-    file("graphs/cnr-2000.edges.txt", links.as_bytes());
-    let views: Vec<u8> = numbers().flat_map(u64::to_be_bytes).collect();
-    file("cache-traces/caffeine/scarab/scarab-recs.trace", &views);
-    let requests: Vec<u8> = numbers().flat_map(|number| (number as u32).to_le_bytes()).collect();
-    file("cache-traces/caffeine/cloud_physics/w106.trace", &requests);
-    let mut trips = ",".repeat(16) + "\n";
-    numbers().for_each(|number| writeln!(trips, "{}{number}.5,,{}{number}", ",".repeat(8), ",".repeat(6)).unwrap());
-    file("nyc-green-taxi/green_tripdata_2020-04_2022-02.csv", trips.as_bytes());
-    let words: Vec<String> = numbers().cycle().take(600_000).map(|number| format!("word{number}")).collect();
-    file("text/gesetze-de.txt", words.join(" ").as_bytes());
+    make_real_data();
     for (workload, phase) in [
         ("pagerank", "evolve"),
         ("triangles", "evolve"),
@@ -205,6 +247,14 @@ fn real_data() {
     ] {
         check(workload, phase, 2, &["--data-mib", "4", "--ops", "20000", "--real", "1"]);
     }
+    let stores = ["cnr-2000", "notre-dame", "statutes"].map(|graph| {
+        let words = real_store(graph);
+        check_collected(&words);
+        let (in_memory, from_file) = (work(&words[..words.len() - 2]), work(&words));
+        assert_eq!(in_memory, from_file, "{graph}");
+        from_file.0
+    });
+    assert!(stores[0] == stores[1] && stores[0] != stores[2], "{stores:?}");
     check_collected(&["build", "--data-mib", "4", "--ops", "70", "--real", "1"]);
     check_collected(&["gc-cache", "--data-mib", "8", "--ops", "8000", "--real", "1"]);
 }

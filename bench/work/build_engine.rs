@@ -13,7 +13,7 @@ use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_since, real};
 use anyhow::{Result, ensure};
 use engine::{Engine, Shape, Table, add_table, count_words, encode, text_of, words};
-use farfield_gc::{FarTracing, GcError};
+use farfield_gc::GcError;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let chapters = (options.data_bytes() / bytes.plain / TEXTS as u64).max(1) as usize;
     let shape = Shape { chapters, texts: TEXTS, text_bytes: TEXT_BYTES };
     let live_bytes = (chapters * TEXTS) as u64 * bytes.collected;
-    match collected(options, live_bytes, FarTracing::default())? {
+    match collected(options, live_bytes)? {
         None => use_engine(options, shape, &mut PlainEngine::new(shape)),
         Some((heap, gc)) => {
             let before = heap.stats();

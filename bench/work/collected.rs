@@ -2,11 +2,14 @@
 //! making and dropping trees costs when a collector frees them.
 
 use crate::random::{Random, mix};
+use crate::utilization::bounded_utilization;
 use crate::{OffloadName, Options, Outcome, figures_of, figures_since};
 use anyhow::{Result, bail};
 use farfield::{FarError, Heap};
-use farfield_gc::{FarObject, FarTracing, Gc, GcError, GcHeap, Mutator, Ref, Root};
+use farfield_gc::{FarObject, Gc, GcError, GcHeap, Mutator, Ref, Root, SafepointWait};
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// References that are followed between two safepoints: what is used between them cannot leave.
 const STEPS_PER_SAFEPOINT: u64 = 64;
@@ -33,16 +36,46 @@ pub(crate) fn far_limit(live_bytes: u64) -> u64 {
 }
 
 /// A collected heap for so much that lives, if the data is to be in one.
-pub(crate) fn collected(options: &Options, live_bytes: u64, tracing: FarTracing) -> Result<Option<(Heap, GcHeap)>> {
+pub(crate) fn collected(options: &Options, live_bytes: u64) -> Result<Option<(Heap, GcHeap)>> {
     let limit = far_limit(live_bytes);
     let Some(heap) = options.heap_with(0, limit.max(options.data_bytes() * 2))? else { return Ok(None) };
-    let builder = GcHeap::in_heap(&heap).limit(limit);
-    let gc = builder.far_tracing(tracing).build()?;
+    let builder = GcHeap::in_heap(&heap).limit(limit).region(options.region_kib << 10);
+    let is_at_servers = options.offload == OffloadName::All;
+    let gc = builder.far_tracing(options.far_tracing()).evacuate_at_servers(is_at_servers).build()?;
+    record_waits(&gc);
     Ok(Some((heap, gc)))
+}
+
+/// Most waits of threads for the collector that are recorded.
+const WAITS_MAX: usize = 1 << 18;
+
+/// Has a heap record what [`figures_of_collections`] reports.
+pub(crate) fn record_waits(gc: &GcHeap) {
+    gc.record_waits(WAITS_MAX);
+}
+
+/// Windows of time in which it is looked for how much threads wait, in ms.
+const WINDOWS_MS: [(&str, u64); 4] = [("bmu_10ms", 10), ("bmu_50ms", 50), ("bmu_100ms", 100), ("bmu_1s", 1000)];
+
+/// Adds for each length of a window the least share of one, so long or longer, in which a thread did not wait for the collector, from
+/// the end of the filling on.
+fn figures_of_waits(outcome: &mut Outcome, waits: &[SafepointWait]) {
+    let Some((begun, ended)) = outcome.used() else { return };
+    let since = |moment: Instant| moment.saturating_duration_since(begun).as_nanos() as u64;
+    let mut threads: HashMap<_, Vec<_>> = HashMap::new();
+    for wait in waits {
+        threads.entry(wait.thread).or_default().push(since(wait.begun)..since(wait.begun + wait.time));
+    }
+    for (name, milliseconds) in WINDOWS_MS {
+        let share = |waits: &[_]| bounded_utilization(waits, &(0..since(ended)), milliseconds * 1_000_000);
+        let Some(none) = share(&[]) else { continue };
+        outcome.figure(name, threads.values().filter_map(|waits| share(waits)).fold(none, f64::min));
+    }
 }
 
 pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
     let stats = gc.stats();
+    figures_of_waits(outcome, &gc.recorded_waits());
     for (name, value) in [
         ("collections", stats.collections as f64),
         ("collections_given_up", stats.given_up as f64),
@@ -50,6 +83,8 @@ pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("longest_pause_ms", stats.longest_pause.as_secs_f64() * 1e3),
         ("pause_p90_ms", stats.pause_quantile(0.9).as_secs_f64() * 1e3),
         ("pause_p99_ms", stats.pause_quantile(0.99).as_secs_f64() * 1e3),
+        ("pauses", stats.pauses as f64),
+        ("paused_ms", stats.paused.as_secs_f64() * 1e3),
         ("mean_pause_ms", stats.paused.as_secs_f64() * 1e3 / stats.pauses.max(1) as f64),
         ("far_bytes", stats.used_bytes as f64),
         ("live_bytes", stats.live_bytes as f64),
@@ -66,6 +101,8 @@ pub(crate) fn figures_of_collections(outcome: &mut Outcome, gc: &GcHeap) {
         ("stalls", stats.stalls as f64),
         ("stalled_ms", stats.stalled.as_secs_f64() * 1e3),
         ("longest_stall_ms", stats.longest_stall.as_secs_f64() * 1e3),
+        ("slow_loads", stats.slow_loads as f64),
+        ("wrong_guesses", stats.wrong_guesses as f64),
     ] {
         outcome.figure(name, value);
     }
@@ -77,7 +114,7 @@ pub(crate) fn run_follow(options: &Options) -> Result<Outcome> {
     let set = options.set_kib << 10;
     let count = if set == 0 { all } else { (set / 64).min(all) };
     let order = order(count, options.seed);
-    match collected(options, options.data_bytes(), FarTracing::default())? {
+    match collected(options, options.data_bytes())? {
         None => Ok(follow_plain(options, &order)),
         Some((heap, gc)) => {
             let mut outcome = Outcome::new();
@@ -164,7 +201,7 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
         }
         m.with_room(|m| node(m, order[0]))
     })?;
-    let before = heap.stats();
+    let (before, counted) = (heap.stats(), gc.stats());
     let (mut at, mut sum) = (first, 0u64);
     outcome.phase("follow", options.ops, || -> Result<(), GcError> {
         let mut left = options.ops;
@@ -186,7 +223,12 @@ fn follow_collected(options: &Options, order: &[u32], heap: &Heap, gc: &GcHeap, 
         }
         Ok(())
     })?;
+    drop(m); // It has added what it counted.
+    let stats = gc.stats();
     figures_since(outcome, &before, &heap.stats(), options.ops, 0);
+    let wrong_guesses = stats.wrong_guesses - counted.wrong_guesses;
+    outcome.figure("wrong_guess_share", wrong_guesses as f64 / options.ops.max(1) as f64);
+    outcome.figure("slow_load_share", (stats.slow_loads - counted.slow_loads) as f64 / options.ops.max(1) as f64);
     outcome.checked(sum, 0);
     Ok(())
 }
@@ -198,10 +240,9 @@ pub(crate) const CHUNK: usize = 256;
 /// `--offload all` memory servers move what is far.
 pub(crate) fn run_moves(options: &Options) -> Result<Outcome> {
     let count = (options.data_bytes() / 72) as usize / CHUNK * CHUNK;
-    let Some(heap) = options.heap(0)? else { bail!("moves needs a far heap: nothing moves in plain memory") };
-    let is_at_servers = options.offload == OffloadName::All;
-    let limit = options.data_bytes() * LIMIT_PERCENT / 100;
-    let gc = GcHeap::in_heap(&heap).limit(limit.max(8 << 20)).evacuate_at_servers(is_at_servers).build()?;
+    let Some((heap, gc)) = collected(options, options.data_bytes())? else {
+        bail!("moves needs a far heap: nothing moves in plain memory")
+    };
     let mut outcome = Outcome::new();
     let mut m = gc.enter();
     let mut chunks: Vec<Root<[Ref<[u64; 6]>]>> = Vec::new();
@@ -259,7 +300,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
     let mut random = Random::new(options.seed);
     let mut place = move || random.below(count as u64) as usize;
     let mut outcome = Outcome::new();
-    let Some((heap, gc)) = collected(options, options.data_bytes(), FarTracing::default())? else {
+    let Some((heap, gc)) = collected(options, options.data_bytes())? else {
         let mut all: Vec<Arc<[u64; 6]>> =
             outcome.phase("fill", count as u64, || (0..count as u64).map(|at| Arc::new([at; 6])).collect());
         outcome.phase("replace", options.ops, || {
@@ -318,7 +359,7 @@ pub(crate) fn run_replace(options: &Options) -> Result<Outcome> {
 pub(crate) fn run_trees(options: &Options) -> Result<Outcome> {
     // A node takes 32 bytes in the collected heap, and 8 for its entry.
     let long_depth = (options.data_bytes() / 40).ilog2() - 1;
-    match collected(options, options.data_bytes(), FarTracing::default())? {
+    match collected(options, options.data_bytes())? {
         None => {
             let mut outcome = Outcome::new();
             let lives = outcome.phase("fill", 1 << long_depth, || PlainTree::new(long_depth, options.seed));
@@ -373,12 +414,26 @@ pub(crate) struct Tree {
     sides: [Ref<Tree>; 2],
 }
 
+impl Tree {
+    pub(crate) fn leaf(number: u64) -> Tree {
+        Tree { number, sides: Default::default() }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn sides(&self) -> &[Ref<Tree>; 2] {
+        &self.sides
+    }
+}
+
 /// Depth of a tree that is made, or summed, between two safepoints.
 const STEP_DEPTH: u32 = 5;
 
 /// Makes a tree top down, so that only the tops of what is left to make need roots.
 pub(crate) fn make_tree(m: &mut Mutator<'_>, depth: u32, seed: u64) -> Result<Root<Tree>, GcError> {
-    let root = m.with_room(|m| Ok(m.root(m.alloc(Tree { number: seed, sides: Default::default() })?)))?;
+    let root = m.with_room(|m| Ok(m.root(m.alloc(Tree::leaf(seed))?)))?;
     let mut tops = vec![(root.clone(), depth, seed)];
     while let Some((top, depth, seed)) = tops.pop() {
         let grown = m.with_room(|m| {
@@ -409,7 +464,7 @@ fn grow(
     }
     for (side, at) in tree.sides.iter().zip(1..) {
         let seed = mix(seed ^ at);
-        let grown = m.alloc(Tree { number: seed, sides: Default::default() })?;
+        let grown = m.alloc(Tree::leaf(seed))?;
         side.store(m, Some(grown));
         grow(m, grown, depth - 1, seed, steps - 1, left)?;
     }

@@ -21,7 +21,7 @@ mod text;
 #[allow(dead_code, reason = "clients of the example ask more")]
 mod times;
 
-use crate::collected::{far_limit, figures_of_collections};
+use crate::collected::{far_limit, figures_of_collections, record_waits};
 use crate::entry::{Key, key};
 use crate::random::{Random, mix};
 use crate::real::{self, Numbers};
@@ -70,6 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         None => use_cache(options, keys, &PlainCache::new(limits, clock)),
         Some(heap) => {
             let cache = Cache::new(heap, limits, clock).map_err(|error| anyhow!("{error}"))?;
+            record_waits(&cache.gc);
             let before = cache.heap.stats();
             let mut outcome = use_cache(options, keys, &cache)?;
             figures_since(&mut outcome, &before, &cache.heap.stats(), options.ops, 0);

@@ -122,7 +122,7 @@ pub(crate) fn run_closure(options: &Options) -> Result<Outcome> {
     let rounds = (options.ops / count).max(1);
     let mut united = Vec::new();
     let mut outcome = Outcome::new();
-    let Some((heap, gc)) = collected(options, count * NODE_BYTES, options.far_tracing())? else {
+    let Some((heap, gc)) = collected(options, count * NODE_BYTES)? else {
         let nodes: Vec<Arc<PlainNode>> = outcome.phase("fill", count, || {
             let node = |edges: [u32; EDGES]| {
                 unite([&edges[..]], &mut united);
@@ -261,7 +261,7 @@ pub(crate) fn run_clusters(options: &Options) -> Result<Outcome> {
     let rounds = (options.ops / count).max(1);
     let mut centres: [Vector; CENTRES] = core::array::from_fn(|at| vector_of(options, at as u64));
     let mut outcome = Outcome::new();
-    match collected(options, count * POINT_BYTES, options.far_tracing())? {
+    match collected(options, count * POINT_BYTES)? {
         None => assign_plain(options, &mut outcome, count, rounds, &mut centres),
         Some((heap, gc)) => {
             let mut m = gc.enter();

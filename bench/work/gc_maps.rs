@@ -100,7 +100,7 @@ pub(crate) fn run(options: &Options, scene: Scene) -> Result<Outcome> {
     let bytes = scene.entry_bytes();
     // A table has so many at its end.
     let entries = options.data_bytes() / bytes.plain;
-    let Some((heap, gc)) = collected(options, entries * bytes.collected, options.far_tracing())? else {
+    let Some((heap, gc)) = collected(options, entries * bytes.collected)? else {
         return match scene {
             Scene::Trie => use_map(options, scene, entries, &mut RwLock::new(HashMap::new())),
             Scene::Ordered | Scene::Scan | Scene::Table => {

@@ -2,14 +2,17 @@
 //! keeps them: each grows alone, and what was one batch lies anywhere.
 //!
 //! An edge has a weight, a time and more besides, 32 bytes in all. Edges are made up by the law of R-MAT (Chakrabarti and others, 2004): a few
-//! vertices have most of them. With `real = 1` they are links of the web ([`real`]), and arrive in no order.
+//! vertices have most of them. With `real = 1` they are those of a real graph ([`real`]), and arrive in no order.
 
 use crate::random::{Random, mix};
 use crate::{Options, real};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use farfield::{FarBytes, FarError, FarVec, Heap};
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::mem::take;
 use std::num::NonZeroU32;
+use std::path::Path;
 
 pub(crate) const BATCHES: u64 = 3;
 /// Data for each vertex: so there are 12 to 26 edges for each.
@@ -54,19 +57,29 @@ enum Source {
     Law { scale: u32, skew: Skew, seed: u64 },
     /// A real graph; the next one is the last.
     Links(Vec<[u32; 2]>),
+    /// A file of [`write_links`]; the next one is the first.
+    File(BufReader<File>),
 }
 
 impl Size {
     /// A graph that takes as much in the plain program as there is data.
     pub(crate) fn new(options: &Options, bytes: ElementBytes, skew: Skew) -> Result<Size> {
         if options.real == 1 {
-            let (links, vertices) = real::graph()?;
+            let (links, vertices) = real::graph(options.graph)?;
             return Size::of_links(links, vertices, options, bytes);
         }
         let scale = (options.data_bytes() / DATA_PER_VERTEX).ilog2();
         ensure!(scale < 32, "--data-mib is too large for vertices of four bytes");
         let edges = (options.data_bytes() - (bytes.vertex << scale)) / bytes.edge;
         Ok(Size { vertices: 1 << scale, edges, source: Source::Law { scale, skew, seed: options.seed } })
+    }
+
+    /// The graph that [`write_links`] has left.
+    pub(crate) fn of_file(path: &Path) -> Result<Size> {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut file = BufReader::new(file);
+        let [vertices, edges] = [read_number(&mut file)?, read_number(&mut file)?];
+        Ok(Size { vertices: vertices as usize, edges: edges.into(), source: Source::File(file) })
     }
 
     /// As many of these edges, in any order. They wait in the program's own memory.
@@ -85,6 +98,29 @@ impl Size {
         links.truncate(edges as usize);
         Ok(Size { vertices, edges, source: Source::Links(links) })
     }
+}
+
+fn read_number(file: &mut impl Read) -> Result<u32> {
+    let mut bytes = [0; 4];
+    file.read_exact(&mut bytes).context("the file of links ends too early")?;
+    Ok(u32::from_be_bytes(bytes))
+}
+
+/// Writes a graph for programs that wait for its edges without having them in memory: the number of vertices, that of edges, and
+/// the ends of each, in the order in which they arrive. All numbers have four bytes, the highest first.
+pub(crate) fn write_links(size: Size, path: &Path) -> Result<()> {
+    let edges = size.edges;
+    let mut file = BufWriter::new(File::create(path).with_context(|| format!("cannot write {}", path.display()))?);
+    for number in [u32::try_from(size.vertices)?, u32::try_from(edges)?] {
+        file.write_all(&number.to_be_bytes())?;
+    }
+    let mut arrivals = Arrivals::of(size);
+    while let Some(log) = arrivals.next_log(edges)? {
+        for end in log.iter().flat_map(|edge| [edge.from, edge.to]) {
+            file.write_all(&end.to_be_bytes())?;
+        }
+    }
+    Ok(file.flush()?)
 }
 
 /// An edge that arrives.
@@ -272,7 +308,7 @@ impl Arrivals {
     }
 
     /// The next edges up to number `end`, if there are any.
-    pub(crate) fn next_log(&mut self, end: u64) -> Option<&mut [Edge]> {
+    pub(crate) fn next_log(&mut self, end: u64) -> Result<Option<&mut [Edge]>> {
         let count = (end - self.made).min(LOG_EDGES as u64);
         self.log.clear();
         let times = self.made..self.made + count;
@@ -284,9 +320,14 @@ impl Arrivals {
                 let next = links.drain(links.len() - count as usize..);
                 self.log.extend(times.zip(next).map(|(time, [from, to])| Edge { from, to, time }));
             }
+            Source::File(file) => {
+                for time in times {
+                    self.log.push(Edge { from: read_number(file)?, to: read_number(file)?, time });
+                }
+            }
         }
         self.made += count;
-        Some(&mut self.log[..]).filter(|log| !log.is_empty())
+        Ok(Some(&mut self.log[..]).filter(|log| !log.is_empty()))
     }
 }
 
@@ -329,7 +370,7 @@ mod tests {
         let edges = all.edges;
         let mut arrivals = Arrivals::of(all);
         let mut seen: Vec<u32> = Vec::new();
-        while let Some(log) = arrivals.next_log(edges) {
+        while let Some(log) = arrivals.next_log(edges).unwrap() {
             assert!(log.iter().all(|edge| edge.from == edge.to % 1000));
             seen.extend(log.iter().map(|edge| edge.to));
         }
@@ -353,7 +394,7 @@ mod tests {
     fn fill(lists: &mut impl Lists) {
         let mut arrivals = arrivals();
         for end in [70_000, 70_000, EDGES] {
-            while let Some(log) = arrivals.next_log(end) {
+            while let Some(log) = arrivals.next_log(end).unwrap() {
                 lists.add(log).unwrap();
             }
             lists.sort().unwrap();
@@ -386,7 +427,7 @@ mod tests {
         let expected = expected();
         let mut near = Near::new(VERTICES, 10);
         let mut arrivals = arrivals();
-        while let Some(log) = arrivals.next_log(EDGES) {
+        while let Some(log) = arrivals.next_log(EDGES).unwrap() {
             near.add(log).unwrap();
         }
         for (at, expected) in expected.iter().enumerate() {

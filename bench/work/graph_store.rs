@@ -6,11 +6,11 @@
 mod store;
 
 use crate::collected::{collected, figures_of_collections};
-use crate::graph::{Arrivals, ElementBytes, FRIENDS, Size};
+use crate::graph::{Arrivals, ElementBytes, FRIENDS, Size, write_links};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome, figures_since};
 use anyhow::Result;
-use farfield_gc::{FarTracing, GcError};
+use farfield_gc::GcError;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,8 +18,10 @@ use store::{DAMPING, Store, common, keep_top};
 
 /// Of the plain program: a node with its places in two tables, and the two map entries of an edge.
 const PLAIN: ElementBytes = ElementBytes { vertex: 300, edge: 88 };
-/// Of the collected heap, for each edge, with its part of the nodes.
+/// Of the collected heap: with its part of the nodes an edge of a graph that is made up, some of whose vertices have none; nodes and
+/// edges of a real graph.
 const COLLECTED_BYTES_PER_EDGE: u64 = 65;
+const COLLECTED: ElementBytes = ElementBytes { vertex: 310, edge: 39 };
 /// Rounds of PageRank.
 const ROUNDS: usize = 3;
 /// Nodes whose ranks are told.
@@ -34,8 +36,19 @@ trait GraphStore {
 }
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
-    let size = Size::new(options, PLAIN, FRIENDS)?;
-    match collected(options, size.edges * COLLECTED_BYTES_PER_EDGE, FarTracing::default())? {
+    if let Some(folder) = &options.columns {
+        write_links(Size::new(options, PLAIN, FRIENDS)?, &folder.join("links"))?;
+        return Ok(Outcome::new());
+    }
+    let size = match &options.links {
+        Some(file) => Size::of_file(file)?,
+        None => Size::new(options, PLAIN, FRIENDS)?,
+    };
+    let live_bytes = match options.real {
+        1 => size.vertices as u64 * COLLECTED.vertex + size.edges * COLLECTED.edge,
+        _ => size.edges * COLLECTED_BYTES_PER_EDGE,
+    };
+    match collected(options, live_bytes)? {
         None => use_store(options, size, &mut PlainStore::default()),
         Some((heap, gc)) => {
             let before = heap.stats();
@@ -54,7 +67,7 @@ fn use_store(options: &Options, size: Size, store: &mut impl GraphStore) -> Resu
     // Edges that are removed later.
     let mut old = Vec::new();
     let (mut added, mut removed) = (0u64, 0u64);
-    while let Some(log) = arrivals.next_log(edges) {
+    while let Some(log) = arrivals.next_log(edges)? {
         let left = (options.ops as usize).saturating_sub(old.len());
         old.extend(log.iter().take(left).map(|edge| (edge.from, edge.to)));
         outcome.phase("fill", log.len() as u64, || {

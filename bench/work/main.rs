@@ -12,6 +12,7 @@ mod decide;
 mod deref;
 mod entry;
 mod frame;
+mod gc_bench;
 mod gc_cache;
 mod gc_compute;
 mod gc_maps;
@@ -44,6 +45,7 @@ mod tasks;
 mod tracing;
 mod triangles;
 mod trips;
+mod utilization;
 mod views;
 mod walk;
 mod web;
@@ -105,6 +107,18 @@ struct Options {
     /// 1: real data of the folder in FARFIELD_DATA, where a workload knows some; 0: made up.
     #[arg(long, default_value_t = 0)]
     real: u64,
+    /// The graph of real data, where a workload has one.
+    #[arg(long, value_enum, default_value_t = real::GraphName::Cnr)]
+    graph: real::GraphName,
+    /// The edges of `graph-store`, as it has left them for others: a file.
+    #[arg(long)]
+    links: Option<std::path::PathBuf>,
+    /// Bytes of a region of a collected heap, in KiB.
+    #[arg(long, default_value_t = 1024)]
+    region_kib: u64,
+    /// What frees the objects of `gcbench` in plain memory.
+    #[arg(long, value_enum, default_value_t = gc_bench::Library::Arc)]
+    library: gc_bench::Library,
     /// Gets, walks or operations on their way at a time; with a rate, at most.
     #[arg(long, default_value_t = 256)]
     in_flight: u64,
@@ -149,7 +163,7 @@ struct Options {
     /// How the heap serves misses.
     #[arg(long, value_enum, default_value_t = PlaneName::Page)]
     plane: PlaneName,
-    /// Where `trips` leaves its columns and answers for others, and `questions` its table.
+    /// Where `trips` leaves its columns and answers for others, `questions` its table, and `graph-store` its edges.
     #[arg(long)]
     columns: Option<std::path::PathBuf>,
     /// What `trips` does where its columns are.
@@ -246,6 +260,8 @@ enum Workload {
     Follow,
     /// Trees of small objects, made and dropped.
     Trees,
+    /// Such trees of many sizes, beside one that lives and a large array.
+    Gcbench,
     /// Collections of a graph.
     Marking,
     /// The same, beside a program that makes garbage.
@@ -476,6 +492,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::Switch => switch::run(options),
         Workload::Follow => collected::run_follow(options),
         Workload::Trees => collected::run_trees(options),
+        Workload::Gcbench => gc_bench::run(options),
         Workload::Marking => tracing::run_marking(options),
         Workload::Beside => tracing::run_beside(options),
         Workload::Replace => collected::run_replace(options),

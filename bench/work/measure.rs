@@ -3,26 +3,34 @@
 use farfield_bench::workload::{Output, Phase};
 use farfield_os::process::{self, ResourceUsage};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// Times, checks and figures of one run.
-pub(crate) struct Outcome(Output);
+pub(crate) struct Outcome {
+    output: Output,
+    /// Beginning of the first phase that fills nothing, and end of the last one.
+    used: Option<(Instant, Instant)>,
+}
+
+/// Phase in which a workload makes its data.
+const FILL: &str = "fill";
 
 impl Outcome {
     pub(crate) fn new() -> Outcome {
-        Outcome(Output {
-            phases: Vec::new(),
-            checksum: String::new(),
-            verified: true,
-            errors: 0,
-            figures: BTreeMap::new(),
-        })
+        let output =
+            Output { phases: Vec::new(), checksum: String::new(), verified: true, errors: 0, figures: BTreeMap::new() };
+        Outcome { output, used: None }
     }
 
     /// Times `ops` operations; adds them to what the phase has already, if it is the last one.
     pub(crate) fn phase<R>(&mut self, name: &str, ops: u64, work: impl FnOnce() -> R) -> R {
+        let begun = Instant::now();
         let (started, before) = (process::now_ns(), process::usage());
         let result = work();
         let (ended, after) = (process::now_ns(), process::usage());
+        if name != FILL {
+            self.used = Some((self.used.map_or(begun, |used| used.0), Instant::now()));
+        }
         let count = |of: fn(&ResourceUsage) -> u64| of(&after) - of(&before);
         self.add(Phase {
             name: name.into(),
@@ -36,8 +44,8 @@ impl Outcome {
     }
 
     fn add(&mut self, more: Phase) {
-        match self.0.phases.last_mut().filter(|phase| phase.name == more.name) {
-            None => self.0.phases.push(more),
+        match self.output.phases.last_mut().filter(|phase| phase.name == more.name) {
+            None => self.output.phases.push(more),
             Some(phase) => {
                 phase.ops += more.ops;
                 phase.seconds += more.seconds;
@@ -51,37 +59,50 @@ impl Outcome {
     /// A phase that the workload timed itself.
     pub(crate) fn timed(&mut self, name: &str, ops: u64, ns: u64) {
         let (seconds, cpu_seconds) = (ns as f64 / 1e9, 0.0);
-        self.0.phases.push(Phase { name: name.into(), ops, seconds, cpu_seconds, faults_major: 0, faults_minor: 0 });
+        self.output.phases.push(Phase {
+            name: name.into(),
+            ops,
+            seconds,
+            cpu_seconds,
+            faults_major: 0,
+            faults_minor: 0,
+        });
     }
 
     /// A phase that is all of these.
     pub(crate) fn all(&mut self, name: &str, phases: &[&str]) {
-        let parts: Vec<Phase> = self.0.phases.iter().filter(|phase| phases.contains(&&*phase.name)).cloned().collect();
+        let parts: Vec<Phase> =
+            self.output.phases.iter().filter(|phase| phases.contains(&&*phase.name)).cloned().collect();
         parts.into_iter().for_each(|part| self.add(Phase { name: name.into(), ..part }));
     }
 
     /// Operations in a second of a phase.
     pub(crate) fn per_second(&self, name: &str) -> f64 {
-        let phase = self.0.phases.iter().find(|phase| phase.name == name);
+        let phase = self.output.phases.iter().find(|phase| phase.name == name);
         phase.map_or(0.0, |phase| phase.ops as f64 / phase.seconds)
     }
 
     /// What was read, in a number, and how many reads brought wrong data.
     pub(crate) fn checked(&mut self, checksum: u64, errors: u64) {
-        self.0.checksum = format!("{checksum:016x}");
-        self.0.errors = errors;
-        self.0.verified = errors == 0;
+        self.output.checksum = format!("{checksum:016x}");
+        self.output.errors = errors;
+        self.output.verified = errors == 0;
+    }
+
+    /// Returns when the phases began that use what was filled in, and when they ended.
+    pub(crate) fn used(&self) -> Option<(Instant, Instant)> {
+        self.used
     }
 
     pub(crate) fn figure(&mut self, name: &str, value: f64) {
-        self.0.figures.insert(name.into(), value);
+        self.output.figures.insert(name.into(), value);
     }
 
     pub(crate) fn is_right(&self) -> bool {
-        self.0.verified
+        self.output.verified
     }
 
     pub(crate) fn line(&self) -> String {
-        serde_json::to_string(&self.0).expect("numbers and names")
+        serde_json::to_string(&self.output).expect("numbers and names")
     }
 }

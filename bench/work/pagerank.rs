@@ -42,7 +42,7 @@ fn grow(size: Size, ranks: &mut impl Ranks) -> Result<Outcome> {
     let mut sums = Vec::new();
     for batch in 1..=BATCHES {
         let end = edges * batch / BATCHES;
-        while let Some(log) = arrivals.next_log(end) {
+        while let Some(log) = arrivals.next_log(end)? {
             outcome.phase("evolve", log.len() as u64, || ranks.add(log))?;
         }
         let sum = outcome.phase("evolve", end * ROUNDS, || -> Result<f64> {

@@ -1,14 +1,50 @@
 //! Real data: files of the folder that the environment variable `FARFIELD_DATA` names, unpacked.
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use farfield_bench::workload::NO_REAL_DATA;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek};
 use std::path::Path;
 
 /// German federal law.
 pub(crate) const TEXT: &str = "text/gesetze-de.txt";
-/// Links between the pages of an Italian site, from and to, sorted (LAW, Milano).
-pub(crate) const GRAPH: &str = "graphs/cnr-2000.edges.txt";
+/// A real graph.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum GraphName {
+    /// Links between the pages of an Italian site (LAW, Milano).
+    #[value(name = "cnr-2000")]
+    Cnr,
+    /// Authors who have written together, in both directions (LAW, Milano).
+    #[value(name = "dblp-2010")]
+    Dblp,
+    /// Links between pages of British sites (LAW, Milano).
+    #[value(name = "uk-2007")]
+    Uk,
+    /// Links between the pages of a university (Barabási and others).
+    #[value(name = "notre-dame")]
+    NotreDame,
+    /// Words of German federal law, each of which leads to the three after it.
+    #[value(name = "statutes")]
+    Statutes,
+}
+
+impl GraphName {
+    /// Returns the file of its edges, from and to; `None` if it is made of a text.
+    fn file(self) -> Option<&'static str> {
+        match self {
+            GraphName::Cnr => Some("graphs/cnr-2000.edges.txt"),
+            GraphName::Dblp => Some("graphs/dblp-2010.edges.txt"),
+            GraphName::Uk => Some("graphs/uk-2007-05-100000.edges.txt"),
+            GraphName::NotreDame => Some("graphs/web-NotreDame.txt"),
+            GraphName::Statutes => None,
+        }
+    }
+}
+
+/// Words after a word to which it leads.
+const WORD_WINDOW: usize = 3;
 /// What the visitors of a shop looked at (Scarab Research): numbers of eight bytes, the highest first.
 pub(crate) const VIEWS: &str = "cache-traces/caffeine/scarab/scarab-recs.trace";
 /// Blocks that a virtual machine read (CloudPhysics, w106): numbers of four bytes, the lowest first.
@@ -36,14 +72,44 @@ pub(crate) fn in_hundredths(numbers: &mut [f64]) {
 }
 
 pub(crate) fn open(name: &str) -> Result<BufReader<File>> {
-    let folder = std::env::var_os("FARFIELD_DATA").context("set FARFIELD_DATA to the folder of real data")?;
-    let path = Path::new(&folder).join(name);
-    Ok(BufReader::new(File::open(&path).with_context(|| format!("cannot read {}", path.display()))?))
+    let folder = std::env::var_os("FARFIELD_DATA")
+        .with_context(|| format!("{NO_REAL_DATA}: set FARFIELD_DATA to its folder"))?;
+    let file = File::open(Path::new(&folder).join(name));
+    Ok(BufReader::new(file.with_context(|| format!("{NO_REAL_DATA}: {name} in the folder of FARFIELD_DATA"))?))
 }
 
-/// The links of a graph in the order of its file, and how many vertices it has.
-pub(crate) fn graph() -> Result<(Vec<[u32; 2]>, usize)> {
-    links(open(GRAPH)?)
+/// The edges of a graph in the order of its file, and how many vertices it has.
+pub(crate) fn graph(name: GraphName) -> Result<(Vec<[u32; 2]>, usize)> {
+    match name.file() {
+        Some(file) => links(open(file)?),
+        None => neighbours_in(open(TEXT)?),
+    }
+}
+
+/// Returns the pairs of words of a text of which one is shortly before the other, each once, in order of their numbers. Words
+/// are runs of letters, whose case does not matter, and have numbers in the order in which they come.
+fn neighbours_in(mut text: impl BufRead) -> Result<(Vec<[u32; 2]>, usize)> {
+    let (mut numbers, mut pairs) = (HashMap::new(), HashSet::new());
+    let (mut before, mut line) = (VecDeque::with_capacity(WORD_WINDOW + 1), String::new());
+    while text.read_line(&mut line)? > 0 {
+        let is_letter = |letter: char| letter.is_alphanumeric() && !letter.is_ascii_digit();
+        for word in line.to_lowercase().split(|letter| !is_letter(letter)).filter(|word| !word.is_empty()) {
+            let next = numbers.len() as u32;
+            let word = match numbers.get(word) {
+                Some(number) => *number,
+                None => *numbers.entry(word.to_owned()).or_insert(next),
+            };
+            pairs.extend(before.iter().map(|earlier| [*earlier, word]));
+            before.push_back(word);
+            if before.len() > WORD_WINDOW {
+                before.pop_front();
+            }
+        }
+        line.clear();
+    }
+    let mut pairs: Vec<[u32; 2]> = pairs.into_iter().collect();
+    pairs.sort_unstable();
+    Ok((pairs, numbers.len()))
 }
 
 /// The pairs of friends of a social network, and how many users it has.
@@ -63,6 +129,10 @@ pub(crate) fn friends() -> Result<(Vec<[u32; 2]>, usize)> {
 fn links(mut file: impl BufRead) -> Result<(Vec<[u32; 2]>, usize)> {
     let (mut links, mut line) = (Vec::new(), String::new());
     while file.read_line(&mut line)? > 0 {
+        if line.starts_with('#') {
+            line.clear();
+            continue;
+        }
         let mut ends = line.split_ascii_whitespace().map(str::parse);
         let (Some(Ok(from)), Some(Ok(to)), None) = (ends.next(), ends.next(), ends.next()) else {
             anyhow::bail!("no link: {line:?}");
@@ -148,11 +218,18 @@ mod tests {
 
     #[test]
     fn links_are_read_and_what_is_none_is_said() {
-        let (links, vertices) = links("0 5\n3 2\n".as_bytes()).unwrap();
+        let (links, vertices) = links("# from to\r\n0\t5\r\n3 2\n".as_bytes()).unwrap();
         assert_eq!((links, vertices), (vec![[0, 5], [3, 2]], 6));
-        for text in ["1\n", "1 2 3\n", "1 x\n", "# 1 2\n"] {
+        for text in ["1\n", "1 2 3\n", "1 x\n", "1 # 2\n"] {
             assert!(self::links(text.as_bytes()).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn words_lead_to_the_three_after_them_in_any_line() {
+        let (pairs, words) = neighbours_in("Der §1 *Der*\nÄmter-der_2b\n\n".as_bytes()).unwrap();
+        // der der ämter der b
+        assert_eq!((pairs, words), (vec![[0, 0], [0, 1], [0, 2], [1, 0], [1, 2]], 3));
     }
 
     #[test]

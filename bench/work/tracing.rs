@@ -30,7 +30,7 @@ const OPS_PER_LOOK: u64 = 32;
 type Table = Root<[Ref<[Ref<Node>]>]>;
 
 fn heaps(options: &Options) -> Result<(Heap, GcHeap)> {
-    match collected(options, options.data_bytes() * 5 / 4, options.far_tracing())? {
+    match collected(options, options.data_bytes() * 5 / 4)? {
         Some(heaps) => Ok(heaps),
         None => bail!("this workload needs a far heap: nothing is traced in plain memory"),
     }

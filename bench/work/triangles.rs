@@ -41,7 +41,7 @@ fn grow<L: Lists>(size: Size, lists: &mut L, triangles: impl Fn(&L) -> Result<u6
     let mut counts = Vec::new();
     for batch in 1..=BATCHES {
         let end = edges * batch / BATCHES;
-        while let Some(log) = arrivals.next_log(end) {
+        while let Some(log) = arrivals.next_log(end)? {
             log.iter_mut().for_each(|edge| (edge.from, edge.to) = (edge.from.max(edge.to), edge.from.min(edge.to)));
             // Who is a neighbour of itself is in no triangle.
             log.sort_unstable_by_key(|edge| edge.from == edge.to);

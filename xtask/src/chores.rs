@@ -118,7 +118,7 @@ pub(crate) fn doc(words: &[&str]) -> Result<()> {
 
 pub(crate) fn bench(rest: &[String]) -> Result<()> {
     build()?;
-    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc"];
+    let of = ["--release", "--quiet", "-p", "farfield-bench", "--features", "grpc,collectors"];
     cargo(&[&["build"], &of[..]].concat(), &[])?;
     let mut words: Vec<String> = [&["run"], &of[..], &["--"]].concat().into_iter().map(String::from).collect();
     words.extend(rest.iter().cloned());

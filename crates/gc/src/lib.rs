@@ -131,7 +131,7 @@ pub use mutator::Mutator;
 pub use object::{AnyObject, Atom, AtomValue, Bytes, FarObject, Referent, SlotList};
 pub use reference::{Gc, Ref, WeakRef};
 pub use roots::Root;
-pub use stats::GcStats;
+pub use stats::{GcStats, SafepointWait};
 pub use verify::VerifiedHeap;
 
 /// Runs the code examples of the guide as tests.

@@ -48,6 +48,9 @@ const TYPE_PLACES_MIN: usize = 32;
 /// Number of buffers of ended mutators that are kept.
 const LEFT_OVER_MAX: usize = 64;
 
+/// Slow loads that a mutator counts before it adds them to the statistics of the heap.
+const SLOW_LOADS_ADDED: u64 = 64;
+
 /// Right of one thread to use the objects of a heap.
 ///
 /// References to objects ([`Gc`]) borrow the mutator. They end at its next safepoint, where objects
@@ -80,6 +83,9 @@ pub struct Mutator<'gc> {
     marking: Option<Arc<Marking>>,
     /// Entries that this mutator has marked, and not shared yet.
     log: RefCell<Vec<u32>>,
+    /// Loads that took the long way and are not part of the statistics yet: all, and those whose guess was
+    /// wrong.
+    slow_loads: Cell<(u64, u64)>,
     allocation: RefCell<Allocation>,
 }
 
@@ -233,8 +239,8 @@ impl<'gc> Mutator<'gc> {
         let allocation = RefCell::new(Allocation { buffer, ..Allocation::default() });
         let (entry_pages, arena) = (heap.entries.entry_pages(), heap.arena);
         let (scope, log) = (OnceCell::new(), RefCell::default());
-        let last_entries = Cell::new((NO_PAGE, NonNull::dangling()));
-        Mutator { heap, entry_pages, arena, scope, last_entries, id, marking, log, allocation }
+        let (last_entries, slow_loads) = (Cell::new((NO_PAGE, NonNull::dangling())), Cell::default());
+        Mutator { heap, entry_pages, arena, scope, last_entries, id, marking, log, slow_loads, allocation }
     }
 
     /// Ends the scope: no address from it is valid any more.
@@ -616,7 +622,9 @@ impl<'gc> Mutator<'gc> {
     #[cold]
     fn find_and_correct(&self, reference: &AtomicU64, word: RefWord, entry: u32) -> Result<NonNull<u8>, GcError> {
         let header = self.find(entry)?;
-        if self.scope().guess_of(header) == word.guess() {
+        let is_right = self.scope().guess_of(header) == word.guess();
+        self.count_slow_load(is_right);
+        if is_right {
             // Only the entry, or the first use of the scope, was not at hand.
             return Ok(header);
         }
@@ -627,6 +635,22 @@ impl<'gc> Mutator<'gc> {
             let _ = reference.compare_exchange(word.0, better.0, Ordering::Relaxed, Ordering::Relaxed);
         }
         Ok(header)
+    }
+
+    fn count_slow_load(&self, is_right: bool) {
+        let (loads, wrong) = self.slow_loads.get();
+        self.slow_loads.set((loads + 1, wrong + u64::from(!is_right)));
+        if loads + 1 >= SLOW_LOADS_ADDED {
+            self.add_slow_loads();
+        }
+    }
+
+    /// Adds the loads that took the long way to the statistics of the heap.
+    fn add_slow_loads(&self) {
+        let (loads, wrong) = self.slow_loads.take();
+        if loads > 0 {
+            self.heap.counters.count_slow_loads(loads, wrong);
+        }
     }
 
     /// Brings the object of this entry near. Returns the address of its header.
@@ -765,7 +789,9 @@ impl<'gc> Mutator<'gc> {
     pub fn safepoint_for(&mut self, bytes: usize) -> Result<(), GcError> {
         self.end_scope();
         if self.heap.stops.is_requested() {
+            let begun = Instant::now();
             self.blocking(|| ());
+            self.heap.waits.add(begun);
         }
         self.share_log(false);
         let limit = self.heap.pages.limit();
@@ -794,6 +820,7 @@ impl<'gc> Mutator<'gc> {
             let begun = Instant::now();
             collected = self.wait_for_cycle(number);
             self.heap.counters.count_stall(begun.elapsed());
+            self.heap.waits.add(begun);
             // What is there is enough, though perhaps nothing could be collected.
             if self.fill_reserve(need, u64::MAX) {
                 return Ok(());
@@ -869,6 +896,7 @@ impl<'gc> Mutator<'gc> {
     /// Shows others what was put into the open page, and what was logged.
     fn flush(&mut self) {
         self.share_log(true);
+        self.add_slow_loads();
         if let Some(open) = &self.allocation.get_mut().buffer.open {
             self.heap.pages.set_occupancy(open.id, open.fill.occupancy());
         }

@@ -5,7 +5,9 @@ use crate::pages::Pages;
 use crate::roots::RootTable;
 use core::time::Duration;
 use farfield_core::notice_lines;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Instant;
 
 /// Statistics of a collected heap at one moment. Counters count from its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,6 +69,11 @@ pub struct GcStats {
     pub stalled: Duration,
     /// Time of the longest of them.
     pub longest_stall: Duration,
+    /// Number of loads of a reference that found the object by its entry, because the reference did not
+    /// say where it was, or it or its entry was not at hand. Mutators add theirs 64 at a time.
+    pub slow_loads: u64,
+    /// Loads among these whose reference led to another place than where the object was.
+    pub wrong_guesses: u64,
     /// Histogram of the stops. The classes are shorter than 2 µs, shorter than 4 µs, and so on; the
     /// last one has all longer stops.
     pub pause_counts: [u64; GcStats::PAUSE_CLASSES],
@@ -97,7 +104,8 @@ impl GcStats {
         notice_lines!("gc_", GcStats, self;
             numbers limit_bytes used_bytes roots collections given_up live_objects live_bytes traced_at_servers
             read_pages brought_pages arrived_objects flushed_pages freed_pages moved_objects moved_bytes
-            moved_at_servers evacuation_read_pages server_moves_given_up moves_given_up pauses stalls;
+            moved_at_servers evacuation_read_pages server_moves_given_up moves_given_up pauses stalls slow_loads
+            wrong_guesses;
             durations last_collection waited paused last_pause longest_pause stalled longest_stall;
             lists pause_counts)
     }
@@ -172,6 +180,14 @@ impl CollectionCounters {
         });
     }
 
+    /// Counts loads that took the long way, and those among them whose guess was wrong.
+    pub(crate) fn count_slow_loads(&self, loads: u64, wrong: u64) {
+        self.update(|stats| {
+            stats.slow_loads += loads;
+            stats.wrong_guesses += wrong;
+        });
+    }
+
     pub(crate) fn count_given_up(&self) {
         self.update(|stats| stats.given_up += 1);
     }
@@ -181,6 +197,51 @@ impl CollectionCounters {
         let counted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (limit_bytes, used_bytes) = (Pages::bytes(limit), Pages::bytes(used));
         GcStats { limit_bytes, used_bytes, roots: roots.len() as u64, ..counted }
+    }
+}
+
+/// Time that a mutator has lost at a safepoint, where it waited for the end of a stop, or for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SafepointWait {
+    /// Thread of the mutator.
+    pub thread: ThreadId,
+    /// Moment at which the wait began.
+    pub begun: Instant,
+    /// Length of the wait.
+    pub time: Duration,
+}
+
+/// Recorder of the waits of mutators. It keeps none until it is told how many.
+#[derive(Default)]
+pub(crate) struct WaitRecorder(Mutex<RecordedWaits>);
+
+#[derive(Default)]
+struct RecordedWaits {
+    most: usize,
+    waits: Vec<SafepointWait>,
+}
+
+impl WaitRecorder {
+    fn lock(&self) -> MutexGuard<'_, RecordedWaits> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all waits, and keeps so many from now on.
+    pub(crate) fn begin(&self, most: usize) {
+        *self.lock() = RecordedWaits { most, waits: Vec::new() };
+    }
+
+    /// Adds a wait of the calling thread, which ends now.
+    pub(crate) fn add(&self, begun: Instant) {
+        let wait = SafepointWait { thread: thread::current().id(), begun, time: begun.elapsed() };
+        let mut recorded = self.lock();
+        if recorded.waits.len() < recorded.most {
+            recorded.waits.push(wait);
+        }
+    }
+
+    pub(crate) fn waits(&self) -> Vec<SafepointWait> {
+        self.lock().waits.clone()
     }
 }
 

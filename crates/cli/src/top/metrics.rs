@@ -37,7 +37,7 @@ impl Collector for ScrapeCollector {
 }
 
 /// Metrics of heaps: name in notices, kind and help text. The suffix for bytes becomes the unit.
-const OF_HEAPS: [(&str, MetricKind, &str); 40] = [
+const OF_HEAPS: [(&str, MetricKind, &str); 42] = [
     ("near_limit_bytes", Gauge, "Near budget"),
     ("near_bytes", Gauge, "Near memory in use, tables included"),
     ("table_bytes", Gauge, "Near memory of tables"),
@@ -78,6 +78,8 @@ const OF_HEAPS: [(&str, MetricKind, &str); 40] = [
     ("gc_flushed_pages", Count, "Pages that collections have written, so that servers find what is near"),
     ("gc_pauses", Count, "Times that collections stopped the threads of the program"),
     ("gc_stalls", Count, "Times that a thread has waited for a collection, because the limit was reached"),
+    ("gc_slow_loads", Count, "Loads of references that found objects by their entries"),
+    ("gc_wrong_guesses", Count, "Loads among these whose reference led to another place"),
 ];
 
 fn encode_heaps(heaps: &[HeapRow], out: &mut DescriptorEncoder<'_>) -> Result<(), Error> {

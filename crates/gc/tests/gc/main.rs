@@ -7,6 +7,7 @@ mod counters;
 mod errors;
 mod evacuation;
 mod graph;
+mod measured;
 mod rules;
 mod shadow;
 mod shapes;
