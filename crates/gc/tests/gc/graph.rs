@@ -243,8 +243,8 @@ fn compare(gc: &GcHeap, model: &mut Model) {
                 stack.push(id);
             }
         }
-        // A heap that is full of what lives can be read all the same.
-        assert!(matches!(m.safepoint(), Ok(()) | Err(GcError::HeapFull { .. })));
+        // A heap that is full of what lives can be read all the same. A safepoint would collect each time.
+        m.blocking(|| ());
     }
     assert_eq!(known.len(), model.nodes.len());
 }
