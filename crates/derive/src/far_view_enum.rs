@@ -18,12 +18,7 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
         return Err(Error::new_spanned(name, "a function reads values, and this type has none"));
     }
     let variants: Vec<EnumVariant<'_>> = data.variants.iter().enumerate().map(EnumVariant::new).collect();
-    // A view of variants without fields borrows nothing, and has nothing but its variant to compare.
-    let is_plain = data.variants.iter().all(|variant| variant.fields.is_empty());
-    let (lifetime, comparisons) = match is_plain {
-        true => (quote!(), quote!(, PartialEq, Eq)),
-        false => (quote!(<'farfield>), quote!()),
-    };
+    let (lifetime, comparisons) = view_form(data);
     let about = format!(
         "What a function reads of a [`{name}`]: its variant and fields, with far pointers that can be followed."
     );
@@ -106,6 +101,15 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
 
         #no_destructor
     })
+}
+
+/// Returns the lifetime of views, and what more they derive. A view of variants without fields borrows
+/// nothing, and has nothing but its variant to compare.
+pub(crate) fn view_form(data: &DataEnum) -> (Tokens, Tokens) {
+    match data.variants.iter().all(|variant| variant.fields.is_empty()) {
+        true => (quote!(), quote!(, PartialEq, Eq)),
+        false => (quote!(<'farfield>), quote!()),
+    }
 }
 
 /// Emits a constant for the tag of each variant.

@@ -4,7 +4,7 @@
 //! a server answers is a value or is refused. An enum with owners is refused by the compiler: a change
 //! of the variant would drop one, or make one of nothing.
 
-use crate::far_view_enum::{EnumVariant, tag_of, tags_of};
+use crate::far_view_enum::{EnumVariant, tag_of, tags_of, view_form};
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
 use syn::{DataEnum, DeriveInput, Error, parse_quote};
@@ -16,11 +16,7 @@ pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<Tokens, Err
         return Err(Error::new_spanned(name, "a function changes values, and this type has none"));
     }
     let variants: Vec<EnumVariant<'_>> = data.variants.iter().enumerate().map(EnumVariant::new).collect();
-    let is_plain = data.variants.iter().all(|variant| variant.fields.is_empty());
-    let (lifetime, comparisons) = match is_plain {
-        true => (quote!(), quote!(, PartialEq, Eq)),
-        false => (quote!(<'farfield>), quote!()),
-    };
+    let (lifetime, comparisons) = view_form(data);
     let about = format!("What a function may change of a [`{name}`]: its variant and fields.");
     let view_variants = variants
         .iter()
