@@ -11,7 +11,8 @@ use crate::stats::{CollectionCounters, GcStats, SafepointWait, WaitRecorder};
 use crate::stops::Stops;
 use crate::types::TypeRegistry;
 use crate::verify::{self, VerifiedHeap};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use farfield::space::Space;
 use farfield::{BuildError, Heap};
 use farfield_core::gc::RegionGeometry;
@@ -123,6 +124,8 @@ pub(crate) struct GcInner {
     step_hook: Option<StepHook>,
     /// Far pages of which the collector has copies at a time.
     pub(crate) copied_pages: usize,
+    /// Time that the last flush has taken, in nanoseconds.
+    flush_ns: AtomicU64,
     /// Address and length of the arena in which all near pages lie.
     pub(crate) arena: (usize, usize),
     table_bytes: u64,
@@ -303,6 +306,7 @@ impl GcBuilder<'_> {
             left_over: Mutex::default(),
             far_tracing: self.far_tracing,
             copied_pages: copied_pages as usize,
+            flush_ns: AtomicU64::new(0),
             evacuate: self.evacuate,
             evacuate_at_servers: self.evacuate_at_servers,
             broken: self.broken,
@@ -321,6 +325,16 @@ impl GcInner {
     /// Waits until no cycle runs. None begins until the guard is dropped.
     pub(crate) fn begin_cycle(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the last flush has taken; nothing before there was one.
+    pub(crate) fn flush_time(&self) -> Duration {
+        Duration::from_nanos(self.flush_ns.load(Ordering::Relaxed))
+    }
+
+    /// Notes how long a flush has taken.
+    pub(crate) fn set_flush_time(&self, time: Duration) {
+        self.flush_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Tells a test that a collection has reached a step.

@@ -32,8 +32,8 @@ pub(super) struct FarPages<'a> {
     waits: Box<[u64]>,
     /// Pages with waiters; with its index, one of entries.
     pages: BTreeMap<u32, Option<u32>>,
-    /// Page for which an object began to wait last: neighbours often follow each other.
-    newest: Option<u32>,
+    /// Bits of these pages: most objects begin to wait for one that is known.
+    awaited: PageBitmap,
     /// Objects that wait for pages which their entries, as far as they are here, do not lead to.
     placed: Vec<(u32, Waiter)>,
     /// Number of all these objects.
@@ -48,10 +48,41 @@ pub(super) struct FarPages<'a> {
     /// that was asked for last.
     copies: Vec<(u64, FarCopy)>,
     last: Cell<usize>,
+    /// The pages of these copies.
+    copied: PageBitmap,
     /// Number of batches.
     batches: u64,
     /// Pages that were read.
     read: u64,
+}
+
+/// Set of pages, a bit for each.
+#[derive(Default)]
+struct PageBitmap(Vec<u64>);
+
+impl PageBitmap {
+    fn contains(&self, page: u32) -> bool {
+        let (word, bit) = locate(page);
+        self.0.get(word).is_some_and(|bits| bits & bit != 0)
+    }
+
+    /// Adds a page. False if it was there.
+    fn insert(&mut self, page: u32) -> bool {
+        let (word, bit) = locate(page);
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        let is_new = self.0[word] & bit == 0;
+        self.0[word] |= bit;
+        is_new
+    }
+
+    fn remove(&mut self, page: u32) {
+        let (word, bit) = locate(page);
+        if let Some(bits) = self.0.get_mut(word) {
+            *bits &= !bit;
+        }
+    }
 }
 
 /// Object that waits for a page.
@@ -65,9 +96,9 @@ pub(super) struct Waiter {
 /// Page for which objects wait, and its index if it is a page of entries.
 pub(super) type AwaitedPage = (u32, Option<u32>);
 
-/// Returns the index of the word of bits for an entry, and its bit.
-fn locate(entry: u32) -> (usize, u64) {
-    (entry as usize / 64, 1 << (entry % 64))
+/// Returns the index of the word of bits for an entry or a page, and its bit.
+fn locate(index: u32) -> (usize, u64) {
+    (index as usize / 64, 1 << (index % 64))
 }
 
 impl<'a> FarPages<'a> {
@@ -77,7 +108,7 @@ impl<'a> FarPages<'a> {
             reader: space.reader(),
             waits: vec![0; entry_pages * WORDS_PER_PAGE].into(),
             pages: BTreeMap::new(),
-            newest: None,
+            awaited: PageBitmap::default(),
             placed: Vec::new(),
             waiters: 0,
             next: 0,
@@ -85,6 +116,7 @@ impl<'a> FarPages<'a> {
             copies_max,
             copies: Vec::new(),
             last: Cell::new(0),
+            copied: PageBitmap::default(),
             batches: 0,
             read: 0,
         }
@@ -97,7 +129,10 @@ impl<'a> FarPages<'a> {
     }
 
     fn give_up_copies(&mut self) {
-        self.copies.drain(..).for_each(|(_, copy)| self.reader.take_back(copy));
+        for (_, copy) in self.copies.drain(..) {
+            self.copied.remove(copy.page());
+            self.reader.take_back(copy);
+        }
     }
 
     /// Gives up the oldest copies until so many more can be had.
@@ -105,6 +140,7 @@ impl<'a> FarPages<'a> {
         while self.copies.len() + more > self.copies_max {
             let Some(oldest) = self.copies.iter().map(|(batch, _)| *batch).min() else { return };
             for (_, copy) in self.copies.extract_if(.., |(batch, _)| *batch == oldest) {
+                self.copied.remove(copy.page());
                 self.reader.take_back(copy);
             }
         }
@@ -121,7 +157,7 @@ impl<'a> FarPages<'a> {
     }
 
     fn wait(&mut self, page: u32, index: Option<u32>, entry: u32) {
-        if self.newest.replace(page) != Some(page) {
+        if self.awaited.insert(page) {
             self.pages.insert(page, index);
         }
         let (word, bit) = locate(entry);
@@ -152,8 +188,8 @@ impl<'a> FarPages<'a> {
     fn leave(&mut self, count: usize) {
         self.waiters -= count;
         if self.waiters == 0 {
+            self.pages.keys().for_each(|page| self.awaited.remove(*page));
             self.pages.clear();
-            self.newest = None;
         }
     }
 
@@ -181,7 +217,8 @@ impl<'a> FarPages<'a> {
 
     /// Returns the near memory that those take, in bytes.
     pub(super) fn near_bytes(&self) -> usize {
-        size_of_val(&*self.waits) + self.pages.len() * AWAITED_BYTES + self.placed.len() * size_of::<(u32, Waiter)>()
+        let bitmaps = size_of_val(&*self.waits) + size_of_val(&*self.awaited.0) + size_of_val(&*self.copied.0);
+        bitmaps + self.pages.len() * AWAITED_BYTES + self.placed.len() * size_of::<(u32, Waiter)>()
     }
 
     /// Returns the number of pages that were read.
@@ -191,6 +228,9 @@ impl<'a> FarPages<'a> {
 
     /// Returns the bytes of a page, as they were when it was read last.
     pub(super) fn copy(&self, page: u32) -> Option<&[u8]> {
+        if !self.copied.contains(page) {
+            return None;
+        }
         let is_it = |index: &usize| self.copies.get(*index).is_some_and(|(_, copy)| copy.page() == page);
         let found = Some(self.last.get()).filter(is_it);
         let index = found.or_else(|| self.copies.binary_search_by_key(&page, |(_, copy)| copy.page()).ok())?;
@@ -223,14 +263,19 @@ impl<'a> FarPages<'a> {
 
     /// Takes the pages with waiters that are near now.
     pub(super) fn take_arrived(&mut self, is_near: impl Fn(u32) -> bool) -> Vec<AwaitedPage> {
-        self.newest = None;
         let pages: Vec<u32> = self.pages.keys().copied().filter(|page| is_near(*page)).collect();
-        pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect()
+        self.take_awaited(&pages)
     }
 
     /// Puts a page with waiters back.
     pub(super) fn put_back(&mut self, (page, entries): AwaitedPage) {
+        self.awaited.insert(page);
         self.pages.insert(page, entries);
+    }
+
+    fn take_awaited(&mut self, pages: &[u32]) -> Vec<AwaitedPage> {
+        pages.iter().for_each(|page| self.awaited.remove(*page));
+        pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect()
     }
 
     /// Reads the next pages for which objects wait, in place of the oldest copies, and returns them. There
@@ -245,14 +290,16 @@ impl<'a> FarPages<'a> {
         let pages: Vec<u32> =
             ahead.chain(behind).map(|(page, _)| *page).take(self.copies_max.div_ceil(BATCHES_KEPT)).collect();
         self.next = pages.last().map_or(0, |page| page + 1);
-        self.newest = None;
         self.make_room(pages.len());
         let copies = self.reader.copy_far(&pages)?;
         self.read += copies.len() as u64;
         self.batches += 1;
+        for copy in &copies {
+            self.copied.insert(copy.page());
+        }
         self.copies.extend(copies.into_iter().map(|copy| (self.batches, copy)));
         self.copies.sort_unstable_by_key(|(_, copy)| copy.page());
-        Ok(pages.iter().filter_map(|page| self.pages.remove_entry(page)).collect())
+        Ok(self.take_awaited(&pages))
     }
 }
 

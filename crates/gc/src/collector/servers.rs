@@ -17,6 +17,7 @@ use super::pace::FarPace;
 use super::steps::CycleStep;
 use crate::heap::{BrokenRule, FarTracing, GcInner};
 use crate::pages::RegionSet;
+use core::time::Duration;
 use farfield::space::{FarLayout, FarServer};
 use farfield_core::gc::LayoutTable;
 use farfield_core::geometry::PAGE_BYTES;
@@ -71,6 +72,8 @@ pub(super) struct ServerChoice {
     pace: FarPace,
     /// When pages were read last; and those read before, and the objects traced before.
     last_read: Option<(Instant, u64, u64)>,
+    /// Time that reading pages has taken.
+    reading: Duration,
     /// Looks in a row for which fewer objects have waited than are worth a call.
     chain_looks: u64,
 }
@@ -118,7 +121,13 @@ impl Servers {
         if heap.far_tracing != FarTracing::Servers {
             return Servers::Off;
         }
-        Servers::On(Box::new(ServerChoice { ready: None, pace: FarPace::new(), last_read: None, chain_looks: 0 }))
+        Servers::On(Box::new(ServerChoice {
+            ready: None,
+            pace: FarPace::new(),
+            last_read: None,
+            reading: Duration::ZERO,
+            chain_looks: 0,
+        }))
     }
 
     /// Decides whether servers look at objects that wait; if not, their pages are read now. The first
@@ -126,13 +135,18 @@ impl Servers {
     pub(super) fn are_for(&mut self, heap: &GcInner, old: &RegionSet, layouts: &LayoutTable, work: FarWork) -> bool {
         let Servers::On(choice) = self else { return false };
         if let Some((since, read, traced)) = choice.last_read.take() {
-            choice.pace.add_pages(work.read - read, work.traced - traced, since.elapsed());
+            let time = since.elapsed();
+            choice.reading += time;
+            choice.pace.add_pages(work.read - read, work.traced - traced, time);
         }
         let is_always = matches!(heap.broken, Some(BrokenRule::ServersAreFaster | BrokenRule::FlushBeforeTracing));
         choice.chain_looks = if work.waiters < CALL_MIN { choice.chain_looks + 1 } else { 0 };
         let chain_looks_max = heap.pages.space().near_bytes() / PAGE_BYTES as u64 / NEAR_PAGES_PER_LOOK;
         let is_worth_a_call = work.waiters >= CALL_MIN || choice.chain_looks > chain_looks_max.max(CHAIN_LOOKS);
-        if !(is_worth_a_call && (is_always || choice.pace.decide_for_servers(work.waiters, work.pages))) {
+        // If all that is far is soon read, a flush would take longer than that.
+        let is_worth_a_flush = choice.ready.is_some() || choice.reading >= heap.flush_time();
+        let is_faster = |pace: &mut FarPace| is_worth_a_flush && pace.decide_for_servers(work.waiters, work.pages);
+        if !(is_worth_a_call && (is_always || is_faster(&mut choice.pace))) {
             choice.last_read = Some((Instant::now(), work.read, work.traced));
             return false;
         }
@@ -208,10 +222,12 @@ impl ReadyServers {
         space.call::<Trace>(layout, layout.servers().into_iter().map(nothing).collect()).ok()?;
         heap.reach(CycleStep::Flushing);
         if heap.broken != Some(BrokenRule::FlushBeforeTracing) {
+            let begun = Instant::now();
             // SAFETY: units of the snapshot were made, and only the collector's thread, which we
             // are, releases them. Mutators change what was there at the snapshot as atomics only:
             // fields of objects, and entries.
             let flushed = unsafe { space.flush(&old.units()) };
+            heap.set_flush_time(begun.elapsed());
             heap.counters.count_flushed(flushed.ok()?);
         }
         heap.reach(CycleStep::Flushed);

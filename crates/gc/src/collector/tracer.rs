@@ -241,8 +241,8 @@ impl<'a> Tracer<'a> {
                         Mutators::WaitFor(_) => retry(&mut scope, |scope| self.trace(scope, entry))?,
                         _ => retry(&mut scope, |scope| self.trace_or_wait(scope, entry))?,
                     }
-                    scope.renew();
                 }
+                scope.renew();
             }
             if self.heap.cycles.is_closed() {
                 return Ok(Drained::Closed);
@@ -339,27 +339,53 @@ impl<'a> Tracer<'a> {
             }
             return Ok(());
         }
-        let Some((index, unit)) = self.old.unit_of(page) else { return Ok(()) };
+        let Some(id) = self.old.unit_of(page) else { return Ok(()) };
         let occupancy =
-            self.heap.pages.lock().get(index).map_or(PageOccupancy::EMPTY, |now| now.occupancy[unit as usize]);
+            self.heap.pages.lock().get(id.0).map_or(PageOccupancy::EMPTY, |now| now.occupancy[id.1 as usize]);
+        if self.far.copy(page).is_some() {
+            return self.trace_waiters_in_copy(page, id, occupancy);
+        }
         for card in occupancy.iter() {
-            let offset = usize::from(card) * CARD_BYTES;
-            let header = match self.far.word(page, offset) {
-                Some(word) => word,
-                None => retry(scope, |scope| self.load_word(scope, page, offset))?,
-            };
+            let header = retry(scope, |scope| self.load_word(scope, page, usize::from(card) * CARD_BYTES))?;
             let entry = ObjectHeader(header).entry();
             if self.far.is_waiting(entry) {
-                let at = EntryWord::new(page, card, 0);
-                match self.far.copy(page) {
-                    Some(_) => self.place_of(entry, at).and_then(|place| self.trace_copy(entry, at, place))?,
-                    None => retry(scope, |scope| self.trace_at(scope, entry, at))?,
-                }
+                retry(scope, |scope| self.trace_at(scope, entry, EntryWord::new(page, card, 0)))?;
                 self.far.end_wait(entry);
             }
             scope.renew();
         }
         Ok(())
+    }
+
+    /// Looks at the objects that wait for a page of which there is a copy, all of them before what they
+    /// lead to.
+    fn trace_waiters_in_copy(&mut self, page: u32, unit: UnitId, occupancy: PageOccupancy) -> Result<(), GcError> {
+        let mut leads_to = core::mem::take(&mut self.leads_to);
+        let bytes = self.far.copy(page).unwrap_or_default();
+        let mut found = [(0, 0, 0); PAGE_BYTES / CARD_BYTES];
+        let mut count = 0;
+        for card in occupancy.iter() {
+            let first = usize::from(card) * CARD_BYTES;
+            let word = |offset: usize| {
+                let found = bytes.get(first + offset..).and_then(|bytes| bytes.first_chunk());
+                found.map_or(0, |found| u64::from_ne_bytes(*found))
+            };
+            let entry = ObjectHeader(word(0)).entry();
+            if self.far.is_waiting(entry) {
+                let object = FoundObject::new(&self.layouts, entry, PAGE_BYTES - first, word)?;
+                leads_to.extend(object.references(word));
+                found[count] = (entry, card, object.bytes);
+                count += 1;
+            }
+        }
+        for (entry, card, bytes) in &found[..count] {
+            self.occupy(*entry, unit, EntryWord::new(page, *card, 0))?;
+            self.count(unit, *bytes);
+            self.far.end_wait(*entry);
+        }
+        let marked = leads_to.drain(..).try_for_each(|next| self.mark(next));
+        self.leads_to = leads_to;
+        marked
     }
 
     /// Looks at objects whose pages the program has brought near. If there are none, waits for that,
