@@ -444,8 +444,12 @@ fn conditional(
         assert!(found.unwrap().into_iter().eq(counts), "{place:?}, {rows:?}, {low}");
 
         let said = |part: &Part<f64>| bits((part.count(), part.sum(), part.min(), part.max()));
-        let found = heap.group(keys.1, fares.1).over(rows.clone()).within(marks.1, low..).within(fares.1, dear);
-        let found = found.at(place).run().unwrap();
+        let group = || heap.group(keys.1, fares.1).over(rows.clone()).within(marks.1, low..).within(fares.1, dear);
+        let found = group().at(place).run().unwrap();
+        let twice = group().and(fares.1).at(place).run_all().unwrap();
+        assert!(twice.iter().all(|(_, parts)| parts.len() == 2 && said(&parts[0]) == said(&parts[1])));
+        let first = twice.iter().map(|(key, parts)| (*key, said(&parts[0])));
+        assert!(first.eq(found.iter().map(|(key, part)| (*key, said(part)))), "{place:?}, {rows:?}");
         let mut wanted: BTreeMap<i16, Part<f64>> = BTreeMap::new();
         kept().for_each(|row| wanted.entry(keys.0[row]).or_default().add_all(&fares.0[row..=row], &all));
         let found = Vec::from_iter(found.iter().map(|(key, part)| (*key, said(part))));

@@ -242,11 +242,15 @@ impl GroupPlan {
         // Aggregates of a column without nulls also count the rows.
         of.sort_by_key(|index| (read[*index].nulls() > 0, *index));
         of.dedup();
-        for index in of {
-            let Some(groups) = group_pushdown::aggregate_groups(scan, keys, read[index], &mut counts, most)? else {
+        while let Some(first) = of.first() {
+            let shares = |index: &usize| *index == *first || group_pushdown::share_pass(read[*first], read[*index]);
+            let (together, rest): (Vec<usize>, Vec<usize>) = of.iter().partition(|index| shares(index));
+            let columns: Vec<&FrameColumn> = together.iter().map(|index| read[*index]).collect();
+            let Some(groups) = group_pushdown::aggregate_groups(scan, keys, &columns, &mut counts, most)? else {
                 return Ok(None);
             };
-            found.insert(index, groups);
+            found.extend(together.into_iter().zip(groups));
+            of = rest;
         }
         if counts.is_none() {
             counts = group_pushdown::count_groups(scan, keys, most)?;

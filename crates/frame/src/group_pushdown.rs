@@ -15,7 +15,8 @@ use crate::scan::Scan;
 use crate::sums::{Sum, Summed};
 use arrow::array::ArrayRef;
 use arrow::buffer::NullBuffer;
-use farfield::collections::{KEYS_MAX, KeyColumn};
+use core::mem::discriminant;
+use farfield::collections::{Grouping, KEYS_MAX, KeyColumn, VALUES_MAX};
 use farfield::{FarVec, OffloadError, Part};
 use std::collections::BTreeMap;
 
@@ -56,49 +57,73 @@ pub(crate) fn count_groups(scan: &Scan, keys: &[&FrameColumn], most: usize) -> R
     Ok(Some(counts).filter(|counts| counts.len() <= most))
 }
 
-/// Aggregates the column `of` in each group. Sets `counts` if the groups are not known yet. Returns
-/// `None` if there are more than `most` groups, or if the column has no numbers.
+/// Checks whether two columns can be aggregated in one pass: they store numbers of one type, and have no
+/// nulls, of which each column would leave out other rows.
+pub(crate) fn share_pass(one: &FrameColumn, other: &FrameColumn) -> bool {
+    discriminant(&one.values) == discriminant(&other.values) && one.valid().is_none() && other.valid().is_none()
+}
+
+/// Aggregates columns in each group, as many as [share passes](share_pass) with the first one. Sets
+/// `counts` if the groups are not known yet. Returns `None` if there are more than `most` groups, or if
+/// the columns have no numbers.
 pub(crate) fn aggregate_groups(
     scan: &Scan,
     keys: &[&FrameColumn],
-    of: &FrameColumn,
+    of: &[&FrameColumn],
     counts: &mut Option<Counts>,
     most: usize,
-) -> Result<Option<GroupAggregates>, FrameError> {
-    with_numbers!(&of.values, numbers => aggregate_column(scan, keys, of, numbers, counts, most),
-        Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
+) -> Result<Option<Vec<GroupAggregates>>, FrameError> {
+    let mut all = Vec::new();
+    for some in of.chunks(VALUES_MAX) {
+        let found = with_numbers!(&some[0].values,
+            numbers => aggregate_columns(scan, keys, some, numbers, counts, most)?,
+            Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => None);
+        let Some(found) = found else { return Ok(None) };
+        all.extend(found);
+    }
+    Ok(Some(all))
 }
 
-fn aggregate_column<N: Summed>(
+/// Aggregates columns, the first of which has these numbers, in one pass.
+fn aggregate_columns<N: Summed>(
     scan: &Scan,
     keys: &[&FrameColumn],
-    of: &FrameColumn,
-    numbers: &FarVec<N>,
+    of: &[&FrameColumn],
+    first: &FarVec<N>,
     counts: &mut Option<Counts>,
     most: usize,
-) -> Result<Option<GroupAggregates>, FrameError> {
-    if of.valid().is_some() && counts.is_none() {
+) -> Result<Option<Vec<GroupAggregates>>, FrameError> {
+    let valid = of[0].valid();
+    if valid.is_some() && counts.is_none() {
         *counts = count_groups(scan, keys, most)?;
         if counts.is_none() {
             return Ok(None);
         }
     }
-    let mut groups: BTreeMap<Key, Part<N>> = BTreeMap::new();
+    let mut groups: BTreeMap<Key, Vec<Part<N>>> = BTreeMap::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
-        let mut request = narrowed!(scan.frame.heap.group(&columns[..], numbers), run);
-        if let Some(valid) = of.valid() {
+        let others = of[1..].iter().filter_map(|column| N::column(&column.values));
+        let request = others.fold(scan.frame.heap.group(&columns[..], first), Grouping::and);
+        let mut request = narrowed!(request, run);
+        if let Some(valid) = valid {
             request = request.marked(valid);
         }
-        let Some(some) = few(request.most(most).run())? else { return Ok(None) };
-        some.iter().for_each(|(key, part)| groups.entry(*key).or_default().merge(part));
+        let Some(some) = few(request.most(most).run_all())? else { return Ok(None) };
+        for (key, parts) in some {
+            let known = groups.entry(key).or_insert_with(|| vec![Part::default(); of.len()]);
+            known.iter_mut().zip(&parts).for_each(|(known, part)| known.merge(part));
+        }
     }
     if groups.len() > most {
         return Ok(None);
     }
-    let counts = counts.get_or_insert_with(|| groups.iter().map(|(key, part)| (*key, part.count())).collect());
-    let parts: Vec<Part<N>> = counts.keys().map(|key| groups.remove(key).unwrap_or_default()).collect();
-    GroupAggregates::new(of, &parts).map(Some)
+    let counts = counts.get_or_insert_with(|| groups.iter().map(|(key, parts)| (*key, parts[0].count())).collect());
+    let column = |(index, column): (usize, &&FrameColumn)| {
+        let part = |key| groups.get(key).map_or_else(Part::default, |parts| parts[index].clone());
+        GroupAggregates::new(column, &counts.keys().map(part).collect::<Vec<Part<N>>>())
+    };
+    of.iter().enumerate().map(column).collect::<Result<_, _>>().map(Some)
 }
 
 /// Returns the key columns of these groups as arrays. Returns `None` if a column has no images.

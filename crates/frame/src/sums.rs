@@ -117,17 +117,26 @@ impl Scan {
 /// Numbers with a type of sum.
 pub(crate) trait Summed: Number + ArrowNativeType {
     fn summed(part: &Part<Self>) -> Sum;
+    /// Returns the numbers of a column, if they are of this type.
+    fn column(values: &Values) -> Option<&FarVec<Self>>;
 }
 
 macro_rules! summed {
-    ($sum:ident: $($number:ty)*) => {$(
+    ($sum:ident: $($number:ty, $values:ident;)*) => {$(
         impl Summed for $number {
             fn summed(part: &Part<$number>) -> Sum {
                 Sum::$sum(part.sum())
             }
+
+            fn column(values: &Values) -> Option<&FarVec<$number>> {
+                match values {
+                    Values::$values(numbers) => Some(numbers),
+                    _ => None,
+                }
+            }
         }
     )*};
 }
-summed! { Signed: i8 i16 i32 i64 }
-summed! { Unsigned: u8 u16 u32 u64 }
-summed! { Float: f32 f64 }
+summed! { Signed: i8, I8; i16, I16; i32, I32; i64, I64; }
+summed! { Unsigned: u8, U8; u16, U16; u32, U32; u64, U64; }
+summed! { Float: f32, F32; f64, F64; }

@@ -55,7 +55,7 @@ pub use bytes::FarBytes;
 pub(crate) use chain::ChainChunk;
 pub use chunks::{Chunks, ChunksMut, Iter, IterMut, Scan, ScanMut};
 pub use columns::{KeyColumn, Keys};
-pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX};
+pub use farfield_wic::columns::{CONDITIONS_MAX, KEYS_MAX, VALUES_MAX};
 pub(crate) use flat_map::flat_hash;
 pub use flat_map::{FarFlatMap, SeededHasher, SeededState, UnknownState};
 pub use list::{Cursor, CursorMut, FarList, ListIter};
@@ -68,7 +68,7 @@ pub use queue::FarQueue;
 pub use set::FarSet;
 pub use stack::FarStack;
 pub use string::FarString;
-pub use tables::{ByKey, Grouping, Tallying};
+pub use tables::{AllByKey, ByKey, Grouping, Tallying};
 pub use vec::{Aggregate, Copying, FarVec, Finding, Order, PinnedVec, Ranking, Sorting, Taking};
 
 /// Resolves a range of indices, with the bounds and panics of std's slices.

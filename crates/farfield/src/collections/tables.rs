@@ -8,7 +8,7 @@ use crate::heap::Scope;
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
 use core::ops::{Range, RangeBounds};
-use farfield_wic::columns::{self, Group, Grouped, Groups, Tallied, Tallies, Tally};
+use farfield_wic::columns::{self, Group, Grouped, Groups, Tallied, Tallies, Tally, VALUES_MAX};
 use farfield_wic::{Number, Part, Where};
 use std::collections::VecDeque;
 
@@ -70,7 +70,8 @@ impl Heap {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Keys are as in [`Heap::tally`], sums as in [`FarVec::aggregate`].
+    /// Keys are as in [`Heap::tally`], sums as in [`FarVec::aggregate`]. Several columns of numbers
+    /// are [aggregated in one pass](Grouping::and).
     ///
     /// # Panics
     /// If the columns do not have equally many numbers.
@@ -79,7 +80,7 @@ impl Heap {
         let mut columns = keys.columns();
         columns.push(values.into());
         let (table, conditions) = (ColumnTable::new(self, columns), Conditions::default());
-        Grouping { table, values, conditions, most: MOST, keys: PhantomData }
+        Grouping { table, values: vec![values], conditions, most: MOST, keys: PhantomData }
     }
 }
 
@@ -215,18 +216,39 @@ fn check(keys: usize, most: usize) -> Result<(), OffloadError> {
 /// Keys, the smallest first, and the aggregates of their numbers.
 pub type ByKey<K, N> = Vec<(K, Part<N>)>;
 
+/// Keys, the smallest first, and the aggregates of their numbers in each column.
+pub type AllByKey<K, N> = Vec<(K, Vec<Part<N>>)>;
+
 /// Aggregates by key, not computed yet. See [`Heap::group`].
 #[derive(Debug)]
 #[must_use = "nothing is done before `run`"]
 pub struct Grouping<'v, K: Keys<'v>, N: Number> {
     table: ColumnTable<'v>,
-    values: &'v FarVec<N>,
+    values: Vec<&'v FarVec<N>>,
     conditions: Conditions<'v>,
     most: usize,
     keys: PhantomData<K>,
 }
 
 impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
+    /// Aggregates this column, too, in the same pass: the keys are looked up once for all columns. See
+    /// [`run_all`](Self::run_all).
+    ///
+    /// # Panics
+    /// If the column does not have equally many numbers, or there are more than
+    /// [`VALUES_MAX`](super::VALUES_MAX) columns.
+    #[track_caller]
+    pub fn and(mut self, values: &'v FarVec<N>) -> Self {
+        assert!(self.values.len() < VALUES_MAX, "at most {VALUES_MAX} columns are aggregated in one pass");
+        self.table.push(values.into());
+        // Columns of conditions come last.
+        let conditions = self.conditions.len();
+        let end = self.table.columns.len();
+        self.table.columns[end - 1 - conditions..].rotate_right(1);
+        self.values.push(values);
+        self
+    }
+
     /// Restricts the aggregates to the rows with these indices.
     ///
     /// # Panics
@@ -273,16 +295,36 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
         self
     }
 
-    /// Computes the aggregates, and waits. Returns them by key, the smallest key first.
+    /// Computes the aggregates of the first column, and waits. Returns them by key, the smallest key
+    /// first.
     pub fn run(self) -> Result<ByKey<K::Key, N>, OffloadError> {
+        let first = |(key, mut parts): (_, Vec<Part<N>>)| Some((key, parts.drain(..).next()?));
+        Ok(self.run_all()?.into_iter().filter_map(first).collect())
+    }
+
+    /// Computes the aggregates of all columns, and waits. Returns them by key, the smallest key first,
+    /// those of a key in the order in which the columns were named.
+    ///
+    /// ```
+    /// # use farfield::{FarVec, Heap};
+    /// # let heap = Heap::builder().near(16 << 20).build()?;
+    /// let (mut vendors, mut fares, mut tips) = (FarVec::new(), FarVec::new(), FarVec::new());
+    /// vendors.extend(&heap.enter(), [2u8, 1, 2])?;
+    /// fares.extend(&heap.enter(), [7.5, 12.0, 3.25])?;
+    /// tips.extend(&heap.enter(), [0.5, 0.0, 1.5])?;
+    /// let by_vendor = heap.group(&vendors, &fares).and(&tips).run_all()?;
+    /// assert_eq!((by_vendor[1].1[0].sum(), by_vendor[1].1[1].sum()), (10.75, 2.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run_all(self) -> Result<AllByKey<K::Key, N>, OffloadError> {
         let Grouping { table, values, conditions, most, .. } = self;
-        let keys = table.columns[..table.columns.len() - 1 - conditions.len()].to_vec();
+        let keys = table.columns[..table.columns.len() - values.len() - conditions.len()].to_vec();
         let mut sums = GroupKernel::new(keys, values, conditions, most);
         table.run(&mut sums)?;
         let GroupKernel { near, mut others, .. } = sums;
         others.merge(&near.finish());
         check(others.groups.len(), most)?;
-        Ok(others.groups.into_iter().map(|(key, part)| (K::key(key), part)).collect())
+        Ok(others.groups.into_iter().map(|(key, parts)| (K::key(key), parts)).collect())
     }
 }
 
@@ -290,7 +332,7 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
 /// conditions.
 struct GroupKernel<'v, N: Number> {
     keys: Vec<KeyColumn<'v>>,
-    values: &'v FarVec<N>,
+    values: Vec<&'v FarVec<N>>,
     conditions: Conditions<'v>,
     images: RowImages,
     /// Groups of rows that this thread has processed here.
@@ -303,11 +345,11 @@ struct GroupKernel<'v, N: Number> {
 impl<'v, N: Number> GroupKernel<'v, N> {
     fn new(
         keys: Vec<KeyColumn<'v>>,
-        values: &'v FarVec<N>,
+        values: Vec<&'v FarVec<N>>,
         conditions: Conditions<'v>,
         most: usize,
     ) -> GroupKernel<'v, N> {
-        let (near, others) = (columns::Grouping::default(), Groups::default());
+        let (near, others) = (columns::Grouping::new(values.len()), Groups::default());
         GroupKernel { keys, values, conditions, images: RowImages::default(), near, others, most }
     }
 }
@@ -322,7 +364,7 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
     type Function = Group<N>;
 
     fn fork(&self) -> Self {
-        GroupKernel::new(self.keys.clone(), self.values, self.conditions.clone(), self.most)
+        GroupKernel::new(self.keys.clone(), self.values.clone(), self.conditions.clone(), self.most)
     }
 
     fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
@@ -331,8 +373,8 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
     }
 
     fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Grouped {
-        let conditions = self.conditions.named(pieces.split_off(self.keys.len() + 1));
-        let values = pieces.pop().unwrap_or_default();
+        let conditions = self.conditions.named(pieces.split_off(self.keys.len() + self.values.len()));
+        let values = pieces.split_off(self.keys.len());
         Grouped { keys: named(&self.keys, pieces), values, conditions }
     }
 
@@ -342,15 +384,15 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
     }
 
     fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
-        let mut rest = self.images.read(scope, &self.keys, &self.conditions, rows.clone())?;
-        for values in self.values.chunks_in(scope, rows) {
-            let values = values?;
-            let rows;
-            (rows, rest) = rest.split_at(values.len());
-            if !self.near.add_all(&rows, values, self.most) {
-                return Err(OffloadError::TooMany { most: self.most });
-            }
+        let images = self.images.read(scope, &self.keys, &self.conditions, rows.clone())?;
+        // The rows lie in one unit of each column, so they are one slice.
+        let mut values: Vec<&[N]> = Vec::with_capacity(self.values.len());
+        for column in &self.values {
+            values.push(column.chunks_in(scope, rows.clone()).next().transpose()?.unwrap_or_default());
         }
-        Ok(())
+        match self.near.add_all(&images, values.into_iter(), self.most) {
+            true => Ok(()),
+            false => Err(OffloadError::TooMany { most: self.most }),
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! `ff.group.*`: number, sum, smallest and largest of the numbers of one column, grouped by the
-//! values of others. There is one function for each type of number.
+//! `ff.group.*`: number, sum, smallest and largest of the numbers of columns, grouped by the values
+//! of others. There is one function for each type of number. All columns of it are aggregated in one
+//! pass, for which the keys are read and looked up once.
 
 use super::numbering::{NONE, Numbering};
-use super::{Column, Condition, Key, PieceCursor, RowCursor, Rows, room};
+use super::{CHUNK_BYTES, Column, Condition, Key, PieceCursor, RowCursor, Rows, VALUES_MAX, room};
 use crate::totals::{Number, Part};
 use crate::{Fault, Function, Place, Range};
 use core::marker::PhantomData;
@@ -22,18 +23,19 @@ pub struct Grouped {
     /// Columns that form the key, at most [`KEYS_MAX`](super::KEYS_MAX). Without columns, all rows
     /// have the same key.
     pub keys: Vec<Column>,
-    /// Pieces in which the numbers lie that are added up.
-    pub values: Vec<Range>,
+    /// Pieces in which the numbers lie that are added up, for each column; at most
+    /// [`VALUES_MAX`](super::VALUES_MAX).
+    pub values: Vec<Vec<Range>>,
     /// Conditions on the rows to add up.
     pub conditions: Vec<Condition>,
 }
 
-/// Number, sum, smallest and largest of the numbers of each key.
+/// Number, sum, smallest and largest of the numbers of each key, column by column.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Groups<N: Number> {
     /// Results by key.
-    pub groups: BTreeMap<Key, Part<N>>,
+    pub groups: BTreeMap<Key, Vec<Part<N>>>,
     /// Rows that were added up: all, or those up to where the keys filled the answer.
     pub rows: u64,
 }
@@ -45,13 +47,17 @@ impl<N: Number> Default for Groups<N> {
 }
 
 impl<N: Number> Groups<N> {
-    /// Most keys of an answer; for more than two columns, fewer.
+    /// Most keys of an answer; for keys of more than two columns, or several columns that are added up, fewer.
     pub const MOST: usize = 1024;
     /// Adds everything that another one has.
     pub fn merge(&mut self, other: &Groups<N>) {
         self.rows = self.rows.saturating_add(other.rows);
-        for (key, part) in &other.groups {
-            self.groups.entry(*key).or_default().merge(part);
+        for (key, parts) in &other.groups {
+            let known = self.groups.entry(*key).or_default();
+            if known.len() < parts.len() {
+                known.resize_with(parts.len(), Part::default);
+            }
+            known.iter_mut().zip(parts).for_each(|(known, part)| known.merge(part));
         }
     }
 }
@@ -60,24 +66,28 @@ impl<N: Number> Groups<N> {
 #[derive(Debug)]
 pub struct Grouping<N: Number> {
     numbering: Numbering,
-    /// Results of each key, by its number.
+    /// Columns that are added up.
+    columns: usize,
+    /// Results of each key, by its number, for each column.
     parts: Vec<Part<N>>,
     rows: u64,
     /// Number of keys at the last check whether an answer is full. The next field is the number of
     /// rows from which on it is checked again.
     keys_looked_at: usize,
     looks_again: u64,
-    /// For the rows that are being added: their keys, where the values of each end, and the values
-    /// of each side by side.
-    seen: Vec<u32>,
+    /// For the rows that are being added: their keys with where the values of each begin, where those
+    /// end, and the values of each side by side.
+    seen: Vec<(u32, u32)>,
     ends: Vec<u32>,
     sorted: Vec<N>,
 }
 
-impl<N: Number> Default for Grouping<N> {
-    fn default() -> Grouping<N> {
+impl<N: Number> Grouping<N> {
+    /// Creates the results of no rows, of so many columns.
+    pub fn new(columns: usize) -> Grouping<N> {
         Grouping {
             numbering: Numbering::default(),
+            columns,
             parts: Vec::new(),
             rows: 0,
             keys_looked_at: 0,
@@ -87,97 +97,119 @@ impl<N: Number> Default for Grouping<N> {
             sorted: Vec::new(),
         }
     }
-}
 
-impl<N: Number> Grouping<N> {
-    /// Number of keys that fit in an answer in any case: exact sums of floating-point numbers have
+    /// Number of results that fit in an answer in any case: exact sums of floating-point numbers have
     /// at most some 400 bytes.
     const FITTING: usize = 128;
     /// Bytes from which on an answer is full: rows added before the next check make it hardly
     /// longer.
     const FULL_BYTES: usize = CallBody::ANSWER_BYTES_MAX * 3 / 4;
-    /// Bytes by which a row may make an answer longer between two checks, if its key is not new.
+    /// Bytes by which a number may make an answer longer between two checks, if its key is not new.
     const ROW_BYTES: usize = 8;
 
     /// Checks whether an answer has no room for more rows.
     fn is_full(&mut self) -> bool {
         let keys = self.numbering.len();
-        if keys <= Self::FITTING || keys == self.keys_looked_at && self.rows < self.looks_again {
+        let is_looked_at = keys == self.keys_looked_at && self.rows < self.looks_again;
+        if keys * self.columns <= Self::FITTING || is_looked_at {
             return false;
         }
-        let bytes = |entry: (Key, &Part<N>)| postcard::serialize_with_flavor(&entry, Size::default()).unwrap_or(0);
-        let bytes = self.numbering.keys().zip(&self.parts).map(bytes).sum::<usize>();
+        let bytes = |entry: (Key, &[Part<N>])| postcard::serialize_with_flavor(&entry, Size::default()).unwrap_or(0);
+        let bytes = self.results().map(bytes).sum::<usize>();
         let room = CallBody::ANSWER_BYTES_MAX.saturating_sub(bytes);
-        (self.keys_looked_at, self.looks_again) = (keys, self.rows + (room / Self::ROW_BYTES) as u64);
+        let rows = room / (Self::ROW_BYTES * self.columns.max(1));
+        (self.keys_looked_at, self.looks_again) = (keys, self.rows + rows as u64);
         bytes > Self::FULL_BYTES
     }
 
-    /// Adds rows, as many as there are values, until there are more keys than `most`. Returns
-    /// `false` if it stopped there. The keys of all rows must have equally many columns.
-    pub fn add_all(&mut self, rows: &Rows<'_>, values: &[N], most: usize) -> bool {
+    /// Adds rows until there are more keys than `most`. Returns `false` if it stopped there. Each of the
+    /// columns has as many values as there are rows. The keys of all rows must have equally many columns.
+    ///
+    /// # Panics
+    /// If there are not as many columns as this was created for.
+    pub fn add_all<'n>(
+        &mut self,
+        rows: &Rows<'_>,
+        columns: impl ExactSizeIterator<Item = &'n [N]>,
+        most: usize,
+    ) -> bool {
+        assert_eq!(columns.len(), self.columns, "columns that are added up");
         let done = self.numbering.number(rows, most);
-        self.parts.resize_with(self.numbering.len(), Part::default);
+        self.parts.resize_with(self.numbering.len() * self.columns, Part::default);
         self.ends.resize(self.numbering.len(), 0);
         // The values of each key side by side: many are added up faster together than one by one.
         for number in self.numbering.rows.iter().filter(|number| **number != NONE) {
             let count = &mut self.ends[*number as usize];
             if *count == 0 {
-                self.seen.push(*number);
+                self.seen.push((*number, 0));
             }
             *count += 1;
         }
         let mut before = 0;
-        for number in &self.seen {
-            let end = &mut self.ends[*number as usize];
-            before += core::mem::replace(end, before);
+        for (number, start) in &mut self.seen {
+            *start = before;
+            before += core::mem::replace(&mut self.ends[*number as usize], before);
         }
         self.sorted.clear();
         self.sorted.resize(before as usize, N::of_image(N::FIRST));
-        for (number, value) in self.numbering.rows.iter().zip(values).filter(|(number, _)| **number != NONE) {
-            let next = &mut self.ends[*number as usize];
-            self.sorted[*next as usize] = *value;
-            *next += 1;
+        for (column, values) in columns.enumerate() {
+            for (number, value) in self.numbering.rows.iter().zip(values).filter(|(number, _)| **number != NONE) {
+                let next = &mut self.ends[*number as usize];
+                self.sorted[*next as usize] = *value;
+                *next += 1;
+            }
+            for (number, start) in &self.seen {
+                let end = core::mem::replace(&mut self.ends[*number as usize], *start) as usize;
+                let part = &mut self.parts[*number as usize * self.columns + column];
+                part.add_all(&self.sorted[*start as usize..end], &(Bound::Unbounded, Bound::Unbounded));
+            }
         }
-        let mut start = 0;
-        for number in self.seen.drain(..) {
-            let end = core::mem::take(&mut self.ends[number as usize]) as usize;
-            self.parts[number as usize].add_all(&self.sorted[start..end], &(Bound::Unbounded, Bound::Unbounded));
-            start = end;
-        }
+        self.seen.drain(..).for_each(|(number, _)| self.ends[number as usize] = 0);
         self.rows += done as u64;
         done == rows.count
     }
 
+    /// Returns the keys, and the results of each.
+    fn results(&self) -> impl Iterator<Item = (Key, &[Part<N>])> {
+        self.numbering.keys().zip(self.parts.chunks(self.columns.max(1)))
+    }
+
     /// Returns the results.
     pub fn finish(self) -> Groups<N> {
-        Groups { groups: self.numbering.keys().zip(self.parts).collect(), rows: self.rows }
+        Groups { groups: self.results().map(|(key, parts)| (key, parts.to_vec())).collect(), rows: self.rows }
     }
 }
 
 impl<N: Number> Function for Group<N> {
     const NAME: &'static str = N::GROUP;
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const ONLY_READS: bool = true;
     type Argument = Grouped;
     type Answer = Groups<N>;
 
     async fn run<P: Place>(place: &P, grouped: Grouped) -> Result<Groups<N>, Fault> {
-        let mut grouping = Grouping::default();
-        let Some(mut rows) = RowCursor::new(&grouped.keys, &grouped.conditions) else { return Ok(grouping.finish()) };
-        let mut values = PieceCursor::new(&grouped.values, size_of::<N>() as u64);
-        let most = room(&grouped.keys, Groups::<N>::MOST);
-        let mut numbers = Vec::new();
+        let columns = grouped.values.len();
+        let mut grouping = Grouping::new(columns);
+        let rows = RowCursor::new(&grouped.keys, &grouped.conditions).filter(|_| (1..=VALUES_MAX).contains(&columns));
+        let Some(mut rows) = rows else { return Ok(grouping.finish()) };
+        let mut values: Vec<_> =
+            grouped.values.iter().map(|pieces| PieceCursor::new(pieces, size_of::<N>() as u64)).collect();
+        let most = room(&grouped.keys, Groups::<N>::MOST / columns);
+        let mut numbers = vec![Vec::new(); columns];
+        // Before the next look whether an answer is full, all columns together make it as long as one could.
+        let rows_max = CHUNK_BYTES / (size_of::<N>() * columns) as u64;
         loop {
-            let count = rows.ready().min(values.ready());
+            let count = values.iter_mut().map(PieceCursor::ready).fold(rows.ready(), u64::min).min(rows_max);
             if count == 0 {
                 return Ok(grouping.finish());
             }
-            {
+            for (values, numbers) in values.iter_mut().zip(&mut numbers) {
                 let bytes = values.next(place, count).await?;
                 numbers.clear();
                 N::each(&bytes, |number| numbers.push(number));
             }
-            let is_all = grouping.add_all(&rows.next(place, count).await?, &numbers, most);
+            let numbers = numbers.iter().map(Vec::as_slice);
+            let is_all = grouping.add_all(&rows.next(place, count).await?, numbers, most);
             if !is_all || grouping.is_full() {
                 return Ok(grouping.finish());
             }
@@ -204,7 +236,7 @@ mod tests {
             let count = 20_000 - rows;
             let key = Column { cell: Cell::Number(u16::KIND), pieces: vec![Range { offset: 2 * rows, count }] };
             let values = vec![Range { offset: 40_000 + 8 * rows, count }];
-            let grouped = Grouped { keys: vec![key], values, conditions: Vec::new() };
+            let grouped = Grouped { keys: vec![key], values: vec![values], conditions: Vec::new() };
             let found = sim.run_one::<Group<f64>>(grouped).unwrap();
             assert!(found.rows > 0 && found.groups.len() <= Groups::<f64>::MOST);
             let encoded = postcard::to_stdvec(&found).unwrap();
@@ -221,7 +253,8 @@ mod tests {
         let said = |groups: &BTreeMap<Key, Part<f64>>| {
             groups.iter().map(|(key, part)| (*key, part.count(), part.sum().to_bits())).collect::<Vec<_>>()
         };
-        assert_eq!(said(&all.groups), said(&right));
+        let all = all.groups.into_iter().map(|(key, parts)| (key, parts[0].clone())).collect();
+        assert_eq!(said(&all), said(&right));
         calls
     }
 
@@ -237,6 +270,42 @@ mod tests {
     }
 
     #[test]
+    fn several_columns_are_added_up_in_one_pass_as_each_alone() {
+        // Sums that are as long as they get, in answers that are soon full.
+        let wild = |index: u64| f64::from_bits((index * 37 % 2000) << 52 | 0xf_ffff_ffff_ffff);
+        let bytes: Vec<u8> = (0..8000).flat_map(|index| wild(index).to_le_bytes()).collect();
+        let sim = Sim::new(16, bytes);
+        let count = 1000;
+        let column = |number: u64, from: u64| vec![Range { offset: 8 * (count * number + from), count: count - from }];
+        let all = |columns: &[u64]| {
+            let (mut rows, mut all) = (0, Groups::default());
+            while rows < count {
+                let key =
+                    Column { cell: Cell::Number(u8::KIND), pieces: vec![Range { offset: rows, count: count - rows }] };
+                let values = columns.iter().map(|number| column(*number, rows)).collect();
+                let found =
+                    sim.run_one::<Group<f64>>(Grouped { keys: vec![key], values, conditions: Vec::new() }).unwrap();
+                assert!(found.rows > 0);
+                let encoded = postcard::to_stdvec(&found).unwrap();
+                assert!(encoded.len() <= CallBody::ANSWER_BYTES_MAX, "{} of {columns:?}", encoded.len());
+                rows += found.rows;
+                all.merge(&found);
+            }
+            all.groups
+        };
+        let together = all(&[7, 2, 0, 2, 5, 1, 3, 6]);
+        for (place, number) in [7, 2, 0, 2, 5, 1, 3, 6].into_iter().enumerate() {
+            let alone = all(&[number]);
+            assert!(together.keys().eq(alone.keys()));
+            assert!(together.values().zip(alone.values()).all(|(all, one)| all.len() == 8 && all[place] == one[0]));
+        }
+        let of = |columns| Grouped { keys: Vec::new(), values: vec![column(0, 0); columns], conditions: Vec::new() };
+        for columns in [0, VALUES_MAX + 1] {
+            assert_eq!(sim.run_one::<Group<f64>>(of(columns)), Ok(Groups::default()), "{columns} columns");
+        }
+    }
+
+    #[test]
     fn only_rows_that_all_conditions_keep_are_added_up() {
         let bytes: Vec<u8> = (0..4000u32).map(|index| (index * index % 251) as u8).collect();
         let sim = Sim::new(6, bytes.clone());
@@ -246,7 +315,7 @@ mod tests {
         let condition = |offset, low, high| Condition { column: column(offset), low, high };
         let rows: Vec<usize> = (0..70).chain(100..1000).collect();
         let check = |keys: &[u64], conditions: Vec<Condition>| {
-            let values = vec![range(2000, 970)];
+            let values = vec![vec![range(2000, 970)]];
             let is_kept = |row: usize| {
                 conditions.iter().all(|one| {
                     let offset = one.column.pieces[0].offset as usize;
@@ -261,7 +330,7 @@ mod tests {
             }
             let keys = keys.iter().map(|offset| column(*offset)).collect();
             let found = sim.run_one::<Group<u8>>(Grouped { keys, values, conditions }).unwrap();
-            let said = found.groups.iter().map(|(key, part)| (*key, (part.count(), part.sum())));
+            let said = found.groups.iter().map(|(key, parts)| (*key, (parts[0].count(), parts[0].sum())));
             assert_eq!((found.rows, said.collect::<BTreeMap<_, _>>()), (970, right));
         };
         check(&[], Vec::new());
@@ -305,9 +374,9 @@ mod tests {
             }
             let keys = all[..columns].iter().map(|(cell, offset)| column(*cell, *offset)).collect();
             let conditions = vec![Condition { column: column(condition.0, condition.1), low: 1, high: 1 }];
-            let values = vec![Range { offset: 0, count: 970 }];
+            let values = vec![vec![Range { offset: 0, count: 970 }]];
             let found = sim.run_one::<Group<u8>>(Grouped { keys, values, conditions }).unwrap();
-            let said = found.groups.iter().map(|(key, part)| (*key, (part.count(), part.sum())));
+            let said = found.groups.iter().map(|(key, parts)| (*key, (parts[0].count(), parts[0].sum())));
             assert_eq!((found.rows, said.collect::<BTreeMap<_, _>>()), (970, right), "{columns} columns");
         }
         let too_many =
@@ -315,8 +384,11 @@ mod tests {
         assert!(sim.run_one::<Group<u8>>(too_many).unwrap().groups.is_empty());
         for offset in [u64::MAX, 8192 * 8 - 5, u64::MAX / 8] {
             let bits = Column { cell: Cell::Bit, pieces: vec![Range { offset, count: 20 }] };
-            let outside =
-                Grouped { keys: vec![bits], values: vec![Range { offset: 0, count: 20 }], conditions: Vec::new() };
+            let outside = Grouped {
+                keys: vec![bits],
+                values: vec![vec![Range { offset: 0, count: 20 }]],
+                conditions: Vec::new(),
+            };
             assert!(
                 matches!(sim.run_one::<Group<u8>>(outside), Err(Stop::Fault(Fault::OutOfRange { .. }))),
                 "{offset}"

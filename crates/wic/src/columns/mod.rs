@@ -31,6 +31,8 @@ use serde::{Deserialize, Serialize};
 const CHUNK_BYTES: u64 = 32 * 1024;
 /// Most columns of a key: four, each with a bit that says whether there is a number.
 pub const KEYS_MAX: usize = 8;
+/// Most columns that are added up in one pass.
+pub const VALUES_MAX: usize = 8;
 /// Most conditions on a row.
 pub const CONDITIONS_MAX: usize = 16;
 
@@ -159,18 +161,6 @@ pub struct Rows<'r> {
 }
 
 impl<'r> Rows<'r> {
-    /// Splits the rows into the first `count` and the others.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    pub fn split_at(self, count: usize) -> (Rows<'r>, Rows<'r>) {
-        let images = self.images.map(|column| column.split_at(count.min(column.len())));
-        let kept = self.kept.map(|kept| kept.split_at(count));
-        let first = Rows { count, images: images.map(|(first, _)| first), kept: kept.map(|(first, _)| first) };
-        let rest = images.map(|(_, rest)| rest);
-        (first, Rows { count: self.count - count, images: rest, kept: kept.map(|(_, rest)| rest) })
-    }
-
     /// Returns the number of columns of the key.
     fn columns(&self) -> usize {
         self.images.iter().filter(|column| !column.is_empty()).count()
