@@ -118,6 +118,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/wickit/client.toml"),
         include_str!("../experiments/wickit/plain.toml"),
         include_str!("../experiments/wickit/shift.toml"),
+        include_str!("../experiments/wickit/shipped.toml"),
         include_str!("../experiments/wickit/walk.toml"),
         include_str!("../experiments/wickit/log.toml"),
         include_str!("../experiments/wickit/cuckoo.toml"),

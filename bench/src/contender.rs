@@ -118,8 +118,8 @@ pub(crate) enum Peer {
     CalledThere(Far),
     /// The same, and measurements choose.
     CalledAnywhere(Far),
-    /// The same, but the server was not built with the function: it is shipped.
-    Shipped,
+    /// The same, but the server was not built with the function: it is shipped, and run by this engine.
+    Shipped(&'static str),
     /// Nodes of shared memory, which the program starts and uses in this way.
     Share(&'static str),
     /// Nobody: a loop, over the program's own memory.
@@ -233,7 +233,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "wic-server-shm" => Contender::Peer(Peer::CalledThere(Far::Private)),
         "wic-auto" => Contender::Peer(Peer::CalledAnywhere(Far::Tcp)),
         "wic-auto-shm" => Contender::Peer(Peer::CalledAnywhere(Far::Private)),
-        "wic-shipped" => Contender::Peer(Peer::Shipped),
+        "wic-shipped" => Contender::Peer(Peer::Shipped("interpreted")),
+        "wic-compiled" => Contender::Peer(Peer::Shipped("compiled")),
         "share" => Contender::Peer(Peer::Share("")),
         "share-in-place" => Contender::Peer(Peer::Share("place")),
         "share-backup" => Contender::Peer(Peer::Share("backup")),
@@ -281,7 +282,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
@@ -531,9 +532,9 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
             }
             vec![server]
         }
-        Peer::Shipped => {
+        Peer::Shipped(engine) => {
             guest()?;
-            vec![Server::sandbox(job)?]
+            vec![Server::sandbox(job, engine)?]
         }
         Peer::Grpc if !cfg!(feature = "grpc") => {
             return Err(unavailable(
@@ -559,7 +560,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::CalledUnbatched => format!("unbatched:{urls}"),
         Peer::CalledThere(_) => format!("server:{urls}"),
         Peer::CalledAnywhere(_) => format!("auto:{urls}"),
-        Peer::Shipped => format!("shipped:{urls}"),
+        Peer::Shipped(_) => format!("shipped:{urls}"),
         Peer::OneSided => format!("one-sided:{urls}"),
         Peer::MirrorLane => format!("mirror({urls})"),
         Peer::EcLane => format!("ec(4,1,{urls})"),

@@ -97,9 +97,13 @@ impl Server {
         Err(failure)
     }
 
-    /// One that takes code.
-    pub(crate) fn sandbox(job: &Job<'_>) -> Result<Server> {
-        Server::farfield_with(job, "tcp://127.0.0.1:0", &["--sandbox"])
+    /// One that takes code, which this engine runs.
+    pub(crate) fn sandbox(job: &Job<'_>, engine: &str) -> Result<Server> {
+        let server = Server::farfield_with(job, "tcp://127.0.0.1:0", &[&format!("--sandbox={engine}")]);
+        server.map_err(|error| match engine {
+            "compiled" => error.context("build farfield-cli with --features compiled"),
+            _ => error,
+        })
     }
 
     /// One that can be read through this provider of libfabric.

@@ -125,7 +125,8 @@ const FABRIC: [&str; 12] = [
     "fabric",
 ];
 /// Other contenders of experiments and their libraries, some fifty, and what needs one of these: in the deep tier only.
-const FEATURES_OF_GRPC: &str = "farfield-bench/grpc,farfield-bench/collectors,farfield-cli/otlp";
+const FEATURES_OF_GRPC: &str =
+    "farfield-bench/grpc,farfield-bench/collectors,farfield-cli/otlp,farfield-cli/compiled,farfield-tests/compiled";
 /// Tests of data frames and of columns.
 const FEATURES_OF_FRAMES: &str = "farfield-tests/frames";
 /// What writes man pages, for packages.

@@ -49,9 +49,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
     /// Run functions that clients ship as WebAssembly, each in a sandbox that reaches the memory of
-    /// its client and nothing else
-    #[arg(long)]
-    sandbox: bool,
+    /// its client and nothing else: `tiered` compiles code once interpreting it has taken as long as
+    /// that, `interpreted` never, `compiled` at the first call
+    #[arg(long, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "tiered")]
+    sandbox: Option<EngineName>,
     /// Load native functions from a shared library, which clients call by name. Its code runs in the server and is
     /// trusted. May be given several times
     #[arg(long, value_name = "LIB.so")]
@@ -80,6 +81,14 @@ pub(crate) struct ServeArgs {
     /// Ends when its parent is not this process any more
     #[arg(long, value_name = "PID", hide = true)]
     parent_pid: Option<i32>,
+}
+
+/// Name of what runs shipped code.
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum EngineName {
+    Tiered,
+    Interpreted,
+    Compiled,
 }
 
 const EXAMPLES: &str = "\
@@ -255,14 +264,30 @@ fn functions(args: &ServeArgs) -> anyhow::Result<Registry> {
         anyhow::Ok(registry)
     })?;
     match args.sandbox {
-        false => Ok(own),
-        #[cfg(feature = "sandbox")]
-        true => Ok(farfield_sandbox::with_sandbox(own)),
-        #[cfg(not(feature = "sandbox"))]
-        true => {
-            anyhow::bail!("this farfield was built without the feature sandbox: build it with `--features sandbox`")
-        }
+        None => Ok(own),
+        Some(engine) => with_sandbox(own, engine),
     }
+}
+
+#[cfg(feature = "sandbox")]
+fn with_sandbox(own: Registry, engine: EngineName) -> anyhow::Result<Registry> {
+    use farfield_sandbox::SandboxEngine;
+    let engine = match engine {
+        EngineName::Tiered => SandboxEngine::Tiered,
+        EngineName::Interpreted => SandboxEngine::Interpreted,
+        #[cfg(feature = "compiled")]
+        EngineName::Compiled => SandboxEngine::Compiled,
+        #[cfg(not(feature = "compiled"))]
+        EngineName::Compiled => anyhow::bail!(
+            "this farfield only interprets shipped code: build it with `--features compiled`, or use --sandbox"
+        ),
+    };
+    Ok(farfield_sandbox::with_sandbox_by(own, engine))
+}
+
+#[cfg(not(feature = "sandbox"))]
+fn with_sandbox(_: Registry, _: EngineName) -> anyhow::Result<Registry> {
+    anyhow::bail!("this farfield was built without the feature sandbox: build it with `--features sandbox`")
 }
 
 /// Runs the server until it is told to stop.

@@ -1,6 +1,6 @@
 //! Messages between guest and host.
 //!
-//! A guest exports its `memory` and three functions; it imports nothing and has no start function.
+//! A guest exports its `memory` and three functions; it imports one at most, and has no start function.
 //!
 //! | export | is |
 //! |---|---|
@@ -8,8 +8,13 @@
 //! | `ff_sandbox_begin(len: u32) -> u64` | begins a function: the bytes are a [`Begin`] |
 //! | `ff_sandbox_go_on(len: u32) -> u64` | goes on: the bytes are a [`HostReply`] |
 //!
-//! Both return the address (upper half) and the length of the guest's message, a [`GuestMessage`]. All
-//! messages are encoded with postcard. An instance runs one call and is thrown away.
+//! | import | is |
+//! |---|---|
+//! | `farfield.read(offset: u64, into: u32, len: u32) -> u32` | reads bytes of the region; returns 1 if it cannot |
+//!
+//! `ff_sandbox_begin` and `ff_sandbox_go_on` return the address (upper half) and the length of the
+//! guest's message, a [`GuestMessage`]. A request says why a read could not be made. All messages are
+//! encoded with postcard. An instance runs one call and is thrown away.
 
 use core::time::Duration;
 use farfield_core::lock;
@@ -17,6 +22,10 @@ use farfield_wic::Fault;
 use farfield_wic::access::{Answer, Ask, Bytes};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+/// Module and name of what a guest may import.
+#[cfg(not(target_family = "wasm"))]
+pub(crate) const IMPORT: (&str, &str) = ("farfield", "read");
 
 /// Most bytes of a message, either way. A guest that wants more sends several.
 pub const ROUND_BYTES_MAX: usize = 256 * 1024;

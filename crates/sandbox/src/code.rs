@@ -2,7 +2,7 @@
 //! from then on.
 
 use crate::abi::decode;
-use crate::engine::{Compiled, GuestFailure};
+use crate::engine::{GuestCode, GuestFailure};
 use crate::error::SandboxError;
 use crate::run::{SandboxFunction, SandboxReply, SandboxRequest};
 use crate::ship::{Parcel, Ship};
@@ -46,8 +46,8 @@ impl core::fmt::Debug for Code {
 }
 
 impl Code {
-    /// Takes code, as built by `cargo build --target wasm32-unknown-unknown`. It is validated and
-    /// compiled here first. Fails if it is longer than 2 MiB or not valid for a sandbox.
+    /// Takes code, as built by `cargo build --target wasm32-unknown-unknown`. It is validated here
+    /// first. Fails if it is longer than 2 MiB or not valid for a sandbox.
     pub fn new(bytes: impl Into<Arc<[u8]>>) -> Result<Code, SandboxError> {
         let bytes = bytes.into();
         if bytes.len() > CODE_BYTES_MAX {
@@ -56,8 +56,8 @@ impl Code {
             return Err(SandboxError::Code { reason });
         }
         let digest = Digest::of(&bytes);
-        let compiled = Compiled::new(&bytes).map_err(|GuestFailure(reason)| SandboxError::Code { reason })?;
-        with_store(|store| store.keep(digest, compiled));
+        let ready = GuestCode::new(&bytes).map_err(|GuestFailure(reason)| SandboxError::Code { reason })?;
+        with_store(|store| store.keep(digest, ready));
         Ok(Code { bytes, digest })
     }
 
@@ -112,7 +112,7 @@ impl Code {
 
 fn of_call(error: CallError) -> SandboxError {
     match error {
-        CallError::NoFunction { name } if name == SandboxFunction::NAME || name == Ship::NAME => {
+        CallError::NoFunction { name } if name == <SandboxFunction>::NAME || name == Ship::NAME => {
             SandboxError::NoSandbox
         }
         error => SandboxError::Call(error),

@@ -16,10 +16,14 @@ use farfield_wic::access::{Answer, Ask, Bytes};
 use farfield_wic::{Fault, Fence, Function, Place, RANGE_BYTES_MAX};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Reads bytes of the region, as many as the slice has. False if they cannot be read: a request says why.
+pub type ReadNow = fn(u64, &mut [u8]) -> bool;
+
 /// The place of a function in a sandbox.
 #[derive(Debug)]
 pub struct GuestPlace {
     region_bytes: u64,
+    read_now: ReadNow,
     state: RefCell<State>,
 }
 
@@ -48,8 +52,8 @@ impl Drop for RequestTicket<'_> {
 }
 
 impl GuestPlace {
-    fn new(region_bytes: u64) -> GuestPlace {
-        GuestPlace { region_bytes, state: RefCell::default() }
+    fn new(region_bytes: u64, read_now: ReadNow) -> GuestPlace {
+        GuestPlace { region_bytes, read_now, state: RefCell::default() }
     }
 
     fn say(&self, request: PlaceRequest) -> u32 {
@@ -164,11 +168,21 @@ impl Place for GuestPlace {
     }
 
     async fn read<const N: usize>(&self, offset: u64) -> Result<[u8; N], Fault> {
+        let mut bytes = [0; N];
+        if (self.read_now)(offset, &mut bytes) {
+            return Ok(bytes);
+        }
         let bytes = self.bytes(offset, N).await?;
         bytes.0.try_into().map_err(|_| Fault::Internal)
     }
 
     async fn read_range(&self, offset: u64, len: usize) -> Result<GuestBytes, Fault> {
+        if len <= RANGE_BYTES_MAX {
+            let mut bytes = vec![0; len];
+            if (self.read_now)(offset, &mut bytes) {
+                return Ok(GuestBytes(bytes));
+            }
+        }
         Ok(GuestBytes(self.bytes(offset, len).await?.0))
     }
 
@@ -264,7 +278,7 @@ pub enum FunctionMatch {
 }
 
 /// Begins this function if it is the one that is meant.
-pub fn find<F: Function>(begin: &Begin) -> FunctionMatch {
+pub fn find<F: Function>(begin: &Begin, read_now: ReadNow) -> FunctionMatch {
     if begin.name != F::NAME {
         return FunctionMatch::Not;
     }
@@ -273,7 +287,7 @@ pub fn find<F: Function>(begin: &Begin) -> FunctionMatch {
     }
     let Some(argument) = decode::<F::Argument>(&begin.argument.0) else { return FunctionMatch::Argument };
     // An instance runs one call, and ends with everything in it.
-    let place: &'static GuestPlace = Box::leak(Box::new(GuestPlace::new(begin.region_bytes)));
+    let place: &'static GuestPlace = Box::leak(Box::new(GuestPlace::new(begin.region_bytes, read_now)));
     let future = Box::pin(async move {
         let answer = F::run(place, argument).await?;
         postcard::to_stdvec(&answer).map(Bytes).map_err(|_| Fault::Internal)
@@ -354,6 +368,21 @@ fn speak(make: impl FnOnce(&mut Instance) -> Option<GuestMessage>) -> u64 {
 #[macro_export]
 macro_rules! export {
     ($($function:ty),+ $(,)?) => {
+        #[cfg(target_family = "wasm")]
+        fn read_now(offset: u64, into: &mut [u8]) -> bool {
+            #[link(wasm_import_module = "farfield")]
+            unsafe extern "C" {
+                fn read(offset: u64, into: *mut u8, len: usize) -> u32;
+            }
+            // SAFETY: the host writes these bytes, all or none, and nothing else.
+            unsafe { read(offset, into.as_mut_ptr(), into.len()) == 0 }
+        }
+
+        #[cfg(not(target_family = "wasm"))]
+        fn read_now(_: u64, _: &mut [u8]) -> bool {
+            false
+        }
+
         #[unsafe(no_mangle)]
         extern "C" fn ff_sandbox_room(len: u32) -> u32 {
             $crate::guest::room(len)
@@ -363,7 +392,7 @@ macro_rules! export {
         extern "C" fn ff_sandbox_begin(len: u32) -> u64 {
             $crate::guest::begin(len, |begin| {
                 let mut newest = $crate::guest::FunctionMatch::Not;
-                $(match $crate::guest::find::<$function>(begin) {
+                $(match $crate::guest::find::<$function>(begin, read_now) {
                     $crate::guest::FunctionMatch::Not => {}
                     other @ $crate::guest::FunctionMatch::OtherVersion(_) => newest = other,
                     found => return found,

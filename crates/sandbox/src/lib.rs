@@ -12,7 +12,7 @@
 //!   [`with_sandbox`].
 //! - The *caller* has the file as [`Code`] and calls `code.call::<Behind>(&mut caller, argument)`.
 //!
-//! A guest imports nothing. It sends requests to its place and gets the results ([`abi`]). So it
+//! A guest imports nothing but a way to read. It sends requests to its place and gets the results ([`abi`]). So it
 //! can do what a [`Place`](farfield_wic::Place) can do, and every access is checked where those of
 //! native functions are. `docs/design/wic.md`, *Sandbox*, describes its limits.
 
@@ -35,6 +35,8 @@ mod store;
 #[cfg(not(target_family = "wasm"))]
 pub use code::{Code, SandboxedCall, SandboxedCalls};
 #[cfg(not(target_family = "wasm"))]
+pub use engine::SandboxEngine;
+#[cfg(not(target_family = "wasm"))]
 pub use error::SandboxError;
 #[cfg(not(target_family = "wasm"))]
-pub use run::with_sandbox;
+pub use run::{with_sandbox, with_sandbox_by};

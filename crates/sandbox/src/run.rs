@@ -2,22 +2,65 @@
 //! each place and within the same budgets.
 
 use crate::abi::{Begin, GuestMessage, HostReply, PlaceRequest, ROUND_BYTES_MAX};
-use crate::engine::{Entry, Guest, GuestFailure};
+use crate::engine::{Export, Guest, GuestFailure, GuestHost, SandboxEngine};
 use crate::ship::Ship;
 use crate::store::{Digest, with_store};
 use core::future::pending;
+use core::marker::PhantomData;
 use farfield_wic::access::{Access, Answer, Bytes};
 use farfield_wic::{Fault, Function, Place, Registry};
 use serde::{Deserialize, Serialize};
 
-/// Adds the functions that accept and run shipped code.
+/// Adds the functions that accept and run shipped code, on the default [`SandboxEngine`].
 pub fn with_sandbox(registry: Registry) -> Registry {
-    registry.with::<Ship>().with::<SandboxFunction>()
+    with_sandbox_by(registry, SandboxEngine::default())
+}
+
+/// Adds the functions that accept shipped code, and run it on this engine.
+pub fn with_sandbox_by(registry: Registry, engine: SandboxEngine) -> Registry {
+    let registry = registry.with::<Ship>();
+    match engine {
+        SandboxEngine::Tiered => registry.with::<SandboxFunction>(),
+        SandboxEngine::Interpreted => registry.with::<SandboxFunction<Interpreted>>(),
+        #[cfg(feature = "compiled")]
+        SandboxEngine::Compiled => registry.with::<SandboxFunction<Compiled>>(),
+    }
+}
+
+/// Engine of a [`SandboxFunction`].
+pub(crate) trait ChosenEngine: 'static {
+    const ENGINE: SandboxEngine;
+}
+
+/// Chooses [`SandboxEngine::Tiered`].
+#[derive(Debug)]
+pub(crate) struct Tiered;
+
+/// Chooses [`SandboxEngine::Interpreted`].
+#[derive(Debug)]
+pub(crate) struct Interpreted;
+
+/// Chooses [`SandboxEngine::Compiled`].
+#[cfg(feature = "compiled")]
+#[derive(Debug)]
+pub(crate) struct Compiled;
+
+impl ChosenEngine for Tiered {
+    const ENGINE: SandboxEngine = SandboxEngine::Tiered;
+}
+
+impl ChosenEngine for Interpreted {
+    const ENGINE: SandboxEngine = SandboxEngine::Interpreted;
+}
+
+#[cfg(feature = "compiled")]
+impl ChosenEngine for Compiled {
+    const ENGINE: SandboxEngine = SandboxEngine::Compiled;
 }
 
 /// Runs a function of shipped code.
 #[derive(Debug)]
-pub(crate) struct SandboxFunction;
+pub(crate) struct SandboxFunction<E = Tiered>(PhantomData<E>);
 
 /// Function to run, and its argument.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,7 +85,7 @@ pub(crate) enum SandboxReply {
     Broken(String),
 }
 
-impl Function for SandboxFunction {
+impl<E: ChosenEngine> Function for SandboxFunction<E> {
     const NAME: &'static str = "ff.sandbox";
     const VERSION: u32 = 1;
     type Argument = SandboxRequest;
@@ -50,13 +93,14 @@ impl Function for SandboxFunction {
 
     async fn run<P: Place>(place: &P, run: SandboxRequest) -> Result<SandboxReply, Fault> {
         let Some(code) = with_store(|store| store.get(&run.code)) else { return Ok(SandboxReply::NoCode) };
-        let mut guest = match Guest::new(&code) {
+        let mut guest = match Guest::new(&code, E::ENGINE).await {
             Ok(guest) => guest,
             Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
         };
         let SandboxRequest { name, version, argument, .. } = run;
         let begin = Begin { name, version, region_bytes: place.region_bytes(), argument };
-        let mut message = guest.tell(Entry::Begin, &begin, || place.yield_now()).await;
+        let host = PlaceHost(place);
+        let mut message = guest.tell(Export::Begin, &begin, &host).await;
         loop {
             let requests = match message {
                 Ok(GuestMessage::Wants(requests)) => requests,
@@ -79,7 +123,26 @@ impl Function for SandboxFunction {
                 Err(GuestFailure(reason)) => return Ok(SandboxReply::Broken(reason)),
             };
             let reply = HostReply { now: place.now(), answers };
-            message = guest.tell(Entry::GoOn, &reply, || place.yield_now()).await;
+            message = guest.tell(Export::GoOn, &reply, &host).await;
+        }
+    }
+}
+
+/// A guest's host at a place.
+struct PlaceHost<'p, P>(&'p P);
+
+impl<P: Place> GuestHost for PlaceHost<'_, P> {
+    async fn turn(&self) {
+        self.0.yield_now().await;
+    }
+
+    async fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+        match self.0.read_range(offset, into.len()).await {
+            Ok(bytes) => {
+                into.copy_from_slice(&bytes);
+                true
+            }
+            Err(_) => false,
         }
     }
 }

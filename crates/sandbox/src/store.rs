@@ -1,10 +1,10 @@
-//! The code that this process has, compiled or still arriving piece by piece.
+//! The code that this process has, ready to run or still arriving piece by piece.
 //!
 //! Code is identified by the SHA-256 of its bytes. A client that knows the digest has had the code,
 //! so all sessions share one store. The least recently used code is dropped first, and a caller
 //! that misses it ships it again.
 
-use crate::engine::Compiled;
+use crate::engine::{GuestCode, is_compiled_full};
 use core::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -13,8 +13,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// Most bytes of code.
 pub(crate) const CODE_BYTES_MAX: usize = 2 << 20;
-/// Most codes that are kept compiled.
-const COMPILED_MAX: usize = 64;
+/// Most codes that are kept, and most bytes of them.
+const KEPT_MAX: (usize, usize) = (64, 32 << 20);
 /// Most codes that arrive at a time.
 const PARTIAL_MAX: usize = 8;
 
@@ -56,8 +56,8 @@ struct PartialCode {
 /// Code that a process has.
 #[derive(Default)]
 pub(crate) struct CodeStore {
-    /// Compiled code; the most recently used comes last.
-    compiled: VecDeque<(Digest, Compiled)>,
+    /// Code that can run; the most recently used comes last.
+    ready: VecDeque<(Digest, GuestCode)>,
     partial: VecDeque<PartialCode>,
 }
 
@@ -70,20 +70,27 @@ pub(crate) fn with_store<R>(work: impl FnOnce(&mut CodeStore) -> R) -> R {
 
 impl CodeStore {
     /// Returns the code, if it is here, and marks it as the most recently used.
-    pub(crate) fn get(&mut self, digest: &Digest) -> Option<Compiled> {
-        let index = self.compiled.iter().position(|(known, _)| known == digest)?;
-        let found = self.compiled.remove(index)?;
-        let compiled = found.1.clone();
-        self.compiled.push_back(found);
-        Some(compiled)
+    pub(crate) fn get(&mut self, digest: &Digest) -> Option<GuestCode> {
+        let index = self.ready.iter().position(|(known, _)| known == digest)?;
+        let found = self.ready.remove(index)?;
+        let code = found.1.clone();
+        self.ready.push_back(found);
+        for (_, older) in &self.ready {
+            if !is_compiled_full() {
+                break;
+            }
+            older.drop_compiled();
+        }
+        Some(code)
     }
 
-    /// Keeps compiled code, and drops the least recently used if there is too much.
-    pub(crate) fn keep(&mut self, digest: Digest, compiled: Compiled) {
-        self.compiled.retain(|(known, _)| *known != digest);
-        self.compiled.push_back((digest, compiled));
-        if self.compiled.len() > COMPILED_MAX {
-            self.compiled.pop_front();
+    /// Keeps code, and drops the least recently used if there is too much.
+    pub(crate) fn keep(&mut self, digest: Digest, code: GuestCode) {
+        self.ready.retain(|(known, _)| *known != digest);
+        self.ready.push_back((digest, code));
+        let bytes = |ready: &VecDeque<(Digest, GuestCode)>| ready.iter().map(|(_, code)| code.bytes()).sum::<usize>();
+        while self.ready.len() > KEPT_MAX.0 || bytes(&self.ready) > KEPT_MAX.1 {
+            self.ready.pop_front();
         }
     }
 
@@ -114,7 +121,7 @@ impl CodeStore {
     }
 }
 
-/// Takes the piece at offset `at` of code that has `len` bytes, and compiles the code when it is
+/// Takes the piece at offset `at` of code that has `len` bytes, and makes it ready to run when it is
 /// complete.
 pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> ShipReply {
     if with_store(|store| store.get(&digest)).is_some() {
@@ -127,10 +134,10 @@ pub(crate) fn take_piece(digest: Digest, len: u32, at: u32, bytes: &[u8]) -> Shi
     if Digest::of(&code) != digest {
         return ShipReply::Refused("its bytes are not those that were announced".into());
     }
-    // The store is not locked while the code is compiled.
-    match Compiled::new(&code) {
-        Ok(compiled) => {
-            with_store(|store| store.keep(digest, compiled));
+    // The store is not locked while the code is validated.
+    match GuestCode::new(&code) {
+        Ok(ready) => {
+            with_store(|store| store.keep(digest, ready));
             ShipReply::Whole
         }
         Err(failure) => ShipReply::Refused(failure.0),

@@ -6,7 +6,7 @@ use crate::guest::*;
 use farfield_bench_functions::{List, ListStart, with_workloads};
 use farfield_guest::{Beyond, Deep, Endless, Flood, Hoard, Increment, Panics, Reach, Stray};
 use farfield_pool::PoolBuilder;
-use farfield_sandbox::{Code, SandboxError, with_sandbox};
+use farfield_sandbox::{Code, SandboxError};
 use farfield_server::Server;
 use farfield_tests::{PATIENCE, Scratch, Server as Process, wait_until};
 use farfield_wic::{CallError, Caller, Fault, Function, RANGE_BYTES_MAX, Registry, Where};
@@ -167,6 +167,54 @@ fn code_that_is_none_is_not_shipped() {
     refused(by_hand(r#"(memory (export "memory") 65536)"#, "i32.const 0", "i64.const 0", "i64.const 0"));
     refused(wat::parse_str(r#"(module (memory (export "memory") 1) (func (export "ff_sandbox_room")))"#).unwrap());
     refused(by_hand("", "i32.const 0", "i64.const 0", "i64.const 0"));
+}
+
+/// The one import that a guest may have, and two messages: it is confused, or cannot read its argument.
+const READS: &str = r#"(import "farfield" "read" (func $read (param i64 i32 i32) (result i32)))
+    (memory (export "memory") 2) (data (i32.const 4096) "\05\04")"#;
+
+/// A guest that reads, and says that it is confused where it could, that its argument cannot be read where not.
+fn reader(offset: i64, into: i32, len: i32) -> Vec<u8> {
+    let begin = format!(
+        r"(i64.extend_i32_u (call $read (i64.const {offset}) (i32.const {into}) (i32.const {len})))
+          (i64.const 4096) (i64.add) (i64.const 32) (i64.shl) (i64.const 1) (i64.or)"
+    );
+    by_hand(READS, "i32.const 0", &begin, "i64.const 0")
+}
+
+#[test]
+fn reads_of_guests_stay_inside() {
+    let server = sandbox();
+    let mut caller = Caller::new(region(&server));
+    let start = ListStart { node: 0, hops: 1 };
+    let mut run = |offset: i64, into, len| {
+        let code = Code::new(reader(offset, into, len)).unwrap();
+        code.call::<List>(&mut caller, start).within(PATIENCE).run().unwrap_err()
+    };
+    let region_bytes = REGION_BYTES as i64;
+    for (offset, len) in [(0, 0), (0, 1), (8, 4096), (region_bytes - 1, 1), (0, RANGE_BYTES_MAX as i32)] {
+        let read = run(offset, 8192, len);
+        assert!(
+            matches!(&read, SandboxError::Broken { reason } if reason.contains("understand")),
+            "{offset}: {read:?}"
+        );
+    }
+    for (offset, len) in
+        [(region_bytes, 1), (region_bytes - 1, 2), (-1, 8), (1 << 40, 8), (0, -1), (0, RANGE_BYTES_MAX as i32 + 1)]
+    {
+        assert_eq!(run(offset, 8192, len), SandboxError::Call(CallError::Argument), "{offset}, {len}");
+    }
+    for into in [131_000, -1, i32::MIN] {
+        let outside = run(0, into, 100);
+        assert!(matches!(&outside, SandboxError::Broken { reason } if reason.contains("outside")), "{outside:?}");
+    }
+    let other = by_hand(
+        r#"(import "farfield" "read" (func (param i32) (result i32))) (memory (export "memory") 1)"#,
+        "i32.const 0",
+        "i64.const 0",
+        "i64.const 0",
+    );
+    assert!(Code::new(other).is_err(), "an import of another type");
 }
 
 #[test]

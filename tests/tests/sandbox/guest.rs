@@ -2,7 +2,7 @@
 
 use farfield_bench_functions::with_workloads;
 use farfield_pool::{Backend, PoolBuilder};
-use farfield_sandbox::{Code, with_sandbox};
+use farfield_sandbox::{Code, SandboxEngine, with_sandbox_by};
 use farfield_server::{Config, Server};
 use farfield_tests::PATIENCE;
 use farfield_wic::{Caller, Registry};
@@ -59,6 +59,16 @@ pub(crate) fn serve_within(functions: Registry, call_within: Duration) -> Server
 /// As long as a busy machine may need.
 pub(crate) fn serve(functions: Registry) -> Server {
     serve_within(functions, PATIENCE)
+}
+
+/// What runs the guests of these tests.
+#[cfg(feature = "compiled")]
+const ENGINE: SandboxEngine = SandboxEngine::Compiled;
+#[cfg(not(feature = "compiled"))]
+const ENGINE: SandboxEngine = SandboxEngine::Interpreted;
+
+pub(crate) fn with_sandbox(functions: Registry) -> Registry {
+    with_sandbox_by(functions, ENGINE)
 }
 
 pub(crate) fn sandbox() -> Server {

@@ -6,7 +6,7 @@
 use crate::guest::*;
 use farfield_bench_functions::{List, ListStart};
 use farfield_guest::{Echo, Gather, Increment, Reverse};
-use farfield_sandbox::{Code, SandboxError, with_sandbox};
+use farfield_sandbox::{Code, SandboxError};
 use farfield_tests::PATIENCE;
 use farfield_wic::{
     CallError, Caller, Fault, Function, Number, Place, RANGE_BYTES_MAX, Range, Registry, Totals, Wanted, Where,
