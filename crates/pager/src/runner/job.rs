@@ -143,7 +143,8 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
     let limits = sys::SavedRlimits::lift().map_err(|(resource, bytes)| JobRefusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
-    let registration = options.agent.as_ref().map(|agent| AgentRegistration::begin(agent, &signals)).transpose()?;
+    let register = |agent| AgentRegistration::begin(agent, !token.is_empty(), &signals);
+    let registration = options.agent.as_ref().map(register).transpose()?;
     if let Some(given) = registration.as_ref().filter(|given| !given.urls.is_empty()) {
         urls = far::resolve(&given.urls)?;
         // The pool is the agent's. A job with a token of its own is the tenant of that token.
