@@ -220,6 +220,49 @@ fn a_job_that_waits_gets_what_another_does_not_use() {
     assert!(command(&scratch, &["agent", "--status", "--socket", &agent.socket]).text().contains("SLOWER"));
 }
 
+#[test]
+fn a_run_claims_by_what_the_last_one_has_shown() {
+    let scratch = Scratch::new("agent-history");
+    let agent = Agent::start(&scratch, "agent", &["--near", "64M"]);
+    let file = scratch.path().join("hog.json");
+    let learn = file.to_str().expect("an ASCII path").to_owned();
+    let options = [&agent.option(), "--mem", "256M", "--least", "40M", "--learn", &learn];
+    let place = Scratch::new("agent-run");
+    let Some(hog) = compile("hog", place.path()) else { return };
+    let hog = hog.to_str().expect("an ASCII path");
+    let words = [&["run"][..], &options, &["--", hog, "96", "4", "1"]].concat();
+    let Ended { code, errors: said, .. } = command(&scratch, &words);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("1 run: at most") && said.contains("would be enough"), "{said}");
+    let read = || serde_json::from_slice::<Value>(&std::fs::read(&file).expect("written")).expect("JSON");
+    let first = read();
+    let point = &first["slowdowns"][0];
+    assert!(point["near_bytes"].as_u64().is_some_and(|bytes| (32..=66).contains(&(bytes / MIB))), "{first}");
+    assert!(point["slowdown"].as_f64().is_some_and(|slowdown| slowdown > 1.0), "{first}");
+    let peak = first["peak_bytes"][0].as_u64().expect("a number") / MIB;
+    assert!((96..200).contains(&peak) && first["seconds"].as_f64().is_some_and(|it| it > 0.0), "{first}");
+    // The second run says so to the agent before it starts.
+    let second = FarRun::new(&place, options, [hog, "16", "0", "1"]).start();
+    wait_until("it runs", || agent.runs(&scratch, &second));
+    let control = control_of(&second);
+    let claim: Value = serde_json::from_str(&control.config().claim.line()).expect("JSON");
+    let claimed = claim["slowdowns"].as_array().expect("a list");
+    let is_close = |one: &Value, other: &Value| {
+        let [one, other] = [one, other].map(|value| value.as_f64().expect("a number"));
+        (one - other).abs() < 1e-6
+    };
+    let is_known = claimed.iter().any(|row| is_close(&row["slowdown"], &point["slowdown"]));
+    assert!(is_known && is_close(&claim["seconds"], &first["seconds"]), "{claim}: {first}");
+    kill_marked(second.mark(), "hog");
+    second.wait();
+    assert!(read()["runs"] == 2 && read()["seconds"] == first["seconds"], "a killed run took no time: {}", read());
+    // What is no such file is not touched.
+    std::fs::write(&file, "mine").expect("ours");
+    let refused = FarRun::new(&place, options, ["true"]).run();
+    assert!(refused.code == 97 && refused.errors.contains("remove it to begin anew"), "{}", refused.errors);
+    assert_eq!(std::fs::read_to_string(&file).expect("ours"), "mine");
+}
+
 /// Whether the agent's metrics have this line.
 fn metric(agent: &Agent, line: &str) -> bool {
     let ready: Value = serde_json::from_str(&agent.running.output()).expect("one line of JSON");

@@ -11,7 +11,7 @@
 
 use super::server::check_interrupted;
 use super::sys::{self, Signals};
-use super::{JobRefusal, RunnerBlock};
+use super::{HistoryFile, JobRefusal, RunnerBlock};
 use crate::config::CLAIM_BYTES;
 use farfield_core::policy::cluster::JobClaim;
 use farfield_os::serving;
@@ -230,6 +230,8 @@ pub struct AgentOptions {
     pub claim: JobClaim,
     /// Longest time to wait for room.
     pub wait: Duration,
+    /// File in which the run leaves what it has shown.
+    pub history: Option<HistoryFile>,
 }
 
 /// Connection of a runner to its agent.

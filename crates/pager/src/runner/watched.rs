@@ -17,7 +17,7 @@ use std::time::Duration;
 const PROCESSES_MAX: usize = 1 << 16;
 
 /// Processor time below which a job did too little for a slowdown.
-const BUSY_NS_MIN: f64 = 2e8;
+pub(super) const BUSY_NS_MIN: f64 = 2e8;
 
 /// What a job had done at an earlier look, for [`WatchedJob::slowdown_since`].
 #[derive(Debug, Default)]
