@@ -3,6 +3,7 @@
 //! Danger: two jobs that are promised the same memory; a job that starts before there is room, or never; a budget that holds only in books.
 //! What is near is measured from outside, by the kernel.
 
+use farfield_pager::runner::{ControlBlock, find_control, offer_near};
 use farfield_tests::{
     Command, Ended, FarRun, MIB, Running, Scratch, Server, compile, farfield, kill_marked, marked_processes, tier,
     wait_until, window_pss_bytes,
@@ -33,6 +34,11 @@ fn hog(scratch: &Scratch, options: &[&str], mib: &str, processes: &str) -> Optio
 /// Near memory of a job, as the kernel sees it.
 fn seen_bytes(job: &Running) -> u64 {
     marked_processes(job.mark()).into_iter().filter_map(window_pss_bytes).sum()
+}
+
+/// Blocks of a job.
+fn control_of(job: &Running) -> ControlBlock {
+    find_control(job.pid().unsigned_abs()).expect("a job of ours").1
 }
 
 /// What a job may have with this budget: 2 % and 16 MiB more.
@@ -71,12 +77,17 @@ impl Agent {
         json(&command(scratch, &["agent", "--status", "--json", "--socket", &self.socket]))
     }
 
-    /// A number of a job, in MiB.
-    fn mib_of(&self, scratch: &Scratch, job: &Running, name: &str) -> u64 {
+    /// A number of a job.
+    fn number_of(&self, scratch: &Scratch, job: &Running, name: &str) -> Option<u64> {
         let status = self.status(scratch);
         let jobs = status["jobs"].as_array().expect("a list");
-        let row = jobs.iter().find(|row| row["runner_pid"].as_i64() == Some(job.pid().into()));
-        row.and_then(|row| row[name].as_u64()).unwrap_or_else(|| panic!("no {name} of {}: {status}", job.pid())) / MIB
+        jobs.iter().find(|row| row["runner_pid"].as_i64() == Some(job.pid().into()))?[name].as_u64()
+    }
+
+    /// A number of a job, in MiB.
+    fn mib_of(&self, scratch: &Scratch, job: &Running, name: &str) -> u64 {
+        let number = self.number_of(scratch, job, name);
+        number.unwrap_or_else(|| panic!("no {name} of {}: {}", job.pid(), self.status(scratch))) / MIB
     }
 
     fn runs(&self, scratch: &Scratch, job: &Running) -> bool {
@@ -157,15 +168,18 @@ fn two_jobs_share_a_machine_and_what_one_leaves_the_other_gets() {
         assert!(!first.is_over() && !second.is_over(), "{}{}", first.errors(), second.errors());
         seen_bytes(&second) > 50 * MIB
     });
+    // What jobs have beside their budgets, some MiB each, is not divided.
     for job in [&first, &second] {
-        assert_eq!(agent.mib_of(&scratch, job, "offered_bytes"), 64);
+        let offered = agent.mib_of(&scratch, job, "offered_bytes");
+        assert!((52..=64).contains(&offered), "{offered}");
         assert!(seen_bytes(job) <= allowed(64), "{}", seen_bytes(job) / MIB);
     }
     let top =
         json(&command(&scratch, &["top", "--once", "--json", &first.pid().to_string(), &second.pid().to_string()]));
     for job in [&top["jobs"][0], &top["jobs"][1]] {
         let seen = ["near_offer_bytes", "near_limit_bytes", "near_least_bytes"].map(|name| job[name].as_u64());
-        assert_eq!(seen, [Some(64 * MIB), Some(64 * MIB), Some(40 * MIB)], "{job}");
+        let [Some(offer), Some(limit), Some(least)] = seen else { panic!("{job}") };
+        assert!(offer == limit && (52..=64).contains(&(offer / MIB)) && least == 40 * MIB, "{job}");
     }
     let told = command(&scratch, &["near", &first.pid().to_string(), "100M"]);
     assert!(told.code == 1 && told.errors.contains("agent.sock"), "{}", told.errors);
@@ -193,7 +207,7 @@ fn a_job_that_waits_gets_what_another_does_not_use() {
     wait_until("the one that waits has most, and both are measured", || {
         assert!(!waiting.is_over() && !idle.is_over(), "{}{}", waiting.errors(), idle.errors());
         let measured = agent.status(&scratch).to_string().matches("\"slowdown\":null").count() == 0;
-        measured && agent.mib_of(&scratch, &waiting, "offered_bytes") >= 80
+        measured && agent.mib_of(&scratch, &waiting, "offered_bytes") >= 72
     });
     assert!(agent.mib_of(&scratch, &idle, "target_bytes") <= 48);
     let status = agent.status(&scratch);
@@ -204,6 +218,49 @@ fn a_job_that_waits_gets_what_another_does_not_use() {
     };
     assert!(slowdown(&idle) < 1.05 && slowdown(&waiting) >= 1.0, "{status}");
     assert!(command(&scratch, &["agent", "--status", "--socket", &agent.socket]).text().contains("SLOWER"));
+}
+
+#[test]
+fn a_run_claims_by_what_the_last_one_has_shown() {
+    let scratch = Scratch::new("agent-history");
+    let agent = Agent::start(&scratch, "agent", &["--near", "64M"]);
+    let file = scratch.path().join("hog.json");
+    let learn = file.to_str().expect("an ASCII path").to_owned();
+    let options = [&agent.option(), "--mem", "256M", "--least", "40M", "--learn", &learn];
+    let place = Scratch::new("agent-run");
+    let Some(hog) = compile("hog", place.path()) else { return };
+    let hog = hog.to_str().expect("an ASCII path");
+    let words = [&["run"][..], &options, &["--", hog, "96", "4", "1"]].concat();
+    let Ended { code, errors: said, .. } = command(&scratch, &words);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("1 run: at most") && said.contains("would be enough"), "{said}");
+    let read = || serde_json::from_slice::<Value>(&std::fs::read(&file).expect("written")).expect("JSON");
+    let first = read();
+    let point = &first["slowdowns"][0];
+    assert!(point["near_bytes"].as_u64().is_some_and(|bytes| (32..=66).contains(&(bytes / MIB))), "{first}");
+    assert!(point["slowdown"].as_f64().is_some_and(|slowdown| slowdown > 1.0), "{first}");
+    let peak = first["peak_bytes"][0].as_u64().expect("a number") / MIB;
+    assert!((96..200).contains(&peak) && first["seconds"].as_f64().is_some_and(|it| it > 0.0), "{first}");
+    // The second run says so to the agent before it starts.
+    let second = FarRun::new(&place, options, [hog, "16", "0", "1"]).start();
+    wait_until("it runs", || agent.runs(&scratch, &second));
+    let control = control_of(&second);
+    let claim: Value = serde_json::from_str(&control.config().claim.line()).expect("JSON");
+    let claimed = claim["slowdowns"].as_array().expect("a list");
+    let is_close = |one: &Value, other: &Value| {
+        let [one, other] = [one, other].map(|value| value.as_f64().expect("a number"));
+        (one - other).abs() < 1e-6
+    };
+    let is_known = claimed.iter().any(|row| is_close(&row["slowdown"], &point["slowdown"]));
+    assert!(is_known && is_close(&claim["seconds"], &first["seconds"]), "{claim}: {first}");
+    kill_marked(second.mark(), "hog");
+    second.wait();
+    assert!(read()["runs"] == 2 && read()["seconds"] == first["seconds"], "a killed run took no time: {}", read());
+    // What is no such file is not touched.
+    std::fs::write(&file, "mine").expect("ours");
+    let refused = FarRun::new(&place, options, ["true"]).run();
+    assert!(refused.code == 97 && refused.errors.contains("remove it to begin anew"), "{}", refused.errors);
+    assert_eq!(std::fs::read_to_string(&file).expect("ours"), "mine");
 }
 
 /// Whether the agent's metrics have this line.
@@ -230,7 +287,8 @@ fn jobs_outlive_their_agent_and_the_next_one_finds_them() {
         jobs.push(job);
     }
     wait_until("both run", || jobs.iter().all(|job| agent.runs(&scratch, job)));
-    wait_until("both have 64 MiB", || jobs.iter().all(|job| agent.mib_of(&scratch, job, "offered_bytes") == 64));
+    let has_half = |agent: &Agent, job: &Running| (52..=64).contains(&agent.mib_of(&scratch, job, "offered_bytes"));
+    wait_until("both have half", || jobs.iter().all(|job| has_half(&agent, job)));
     let socket = agent.socket.clone();
     agent.running.signal(libc::SIGKILL);
     agent.running.wait();
@@ -238,7 +296,7 @@ fn jobs_outlive_their_agent_and_the_next_one_finds_them() {
     let third = hog(&places[2], &options, "64", "1").expect("a compiler");
     for job in &jobs {
         let near = json(&command(&scratch, &["near", "--json", &job.pid().to_string()]));
-        assert_eq!(near["near_limit_bytes"].as_u64(), Some(64 * MIB), "{near}");
+        assert!(near["near_limit_bytes"].as_u64().is_some_and(|limit| (52..=64).contains(&(limit / MIB))), "{near}");
         assert!(!job.is_over(), "{}", job.errors());
     }
     let third_ended = third.wait();
@@ -250,7 +308,7 @@ fn jobs_outlive_their_agent_and_the_next_one_finds_them() {
     );
     let agent = Agent::start(&scratch, "again", &["--near", "128M"]);
     assert!(jobs.iter().all(|job| agent.runs(&scratch, job)), "{}", agent.status(&scratch));
-    assert!(jobs.iter().all(|job| agent.mib_of(&scratch, job, "offered_bytes") == 64), "{}", agent.status(&scratch));
+    assert!(jobs.iter().all(|job| has_half(&agent, job)), "{}", agent.status(&scratch));
     // There is one agent at a socket.
     let twice = command(&scratch, &["agent", "--near", "128M", "--socket", &agent.socket]);
     assert!(twice.code == 1 && twice.errors.contains("already"), "{}", twice.errors);
@@ -259,9 +317,57 @@ fn jobs_outlive_their_agent_and_the_next_one_finds_them() {
     wait_until("the third runs", || agent.runs(&scratch, &third));
     wait_until("all have a third", || {
         let all = jobs.iter().chain([&third]);
-        all.map(|job| agent.mib_of(&scratch, job, "offered_bytes")).all(|mib| (42..=43).contains(&mib))
+        all.map(|job| agent.mib_of(&scratch, job, "offered_bytes")).all(|mib| (34..=43).contains(&mib))
     });
     assert!(jobs.iter().chain([&third]).all(|job| !job.is_over()));
+}
+
+/// Jobs come and go, and the agent is killed while budgets move.
+#[test]
+fn agents_that_are_killed_at_any_moment_promise_nothing_twice_and_lose_no_job() {
+    let scratch = Scratch::new("agent-kills");
+    let start = |round: u64| Agent::start(&scratch, &format!("agent-{round}"), &["--near", "128M"]);
+    let places = ["kills-1", "kills-2", "kills-3", "kills-4"].map(Scratch::new);
+    let mut jobs: [Option<Running>; 4] = [const { None }; 4];
+    let (mut agent, mut random) = (start(0), fastrand::Rng::with_seed(5));
+    let options = [&agent.option(), "--mem", "64M", "--least", "28M"];
+    for round in 1..=tier(4, 150) {
+        let slot = random.usize(..jobs.len());
+        match jobs[slot].take() {
+            Some(job) => {
+                kill_marked(job.mark(), "hog");
+                job.wait();
+            }
+            None => {
+                let Some(job) = hog(&places[slot], &options, "56", "1") else { return };
+                // Without any agent a job would not start at all.
+                wait_until("the agent knows it", || {
+                    assert!(!job.is_over(), "{}", job.errors());
+                    agent.number_of(&scratch, &job, "memory_bytes").is_some()
+                });
+                jobs[slot] = Some(job);
+            }
+        }
+        // Not to wait for anything: each agent ends at another moment.
+        std::thread::sleep(Duration::from_millis(random.u64(..400)));
+        agent.running.signal(libc::SIGKILL);
+        agent.running.wait();
+        agent = start(round);
+        let status = agent.status(&scratch);
+        let rows = status["jobs"].as_array().expect("a list").iter().filter(|row| row["is_running"] == true);
+        let offered: u64 = rows.filter_map(|row| row["offered_bytes"].as_u64()).sum();
+        assert!(offered <= 128 * MIB, "round {round}: {status}");
+        for job in jobs.iter().flatten() {
+            assert!(!job.is_over(), "round {round}: {}", job.errors());
+        }
+    }
+    for (job, place) in jobs.iter_mut().zip(&places) {
+        job.get_or_insert_with(|| hog(place, &options, "56", "1").expect("a compiler"));
+    }
+    wait_until("all four run, with no more than there is", || {
+        let all = jobs.iter().flatten().all(|job| !job.is_over() && agent.runs(&scratch, job));
+        all && agent.status(&scratch)["held_bytes"].as_u64().is_some_and(|held| held <= 128 * MIB)
+    });
 }
 
 /// A job whose processes are stopped cannot give anything up.
@@ -331,6 +437,73 @@ fn a_job_that_dies_while_it_shrinks_leaves_its_room_to_the_newcomer() {
     });
     let status = agent.status(&scratch);
     assert_eq!(status["jobs"].as_array().map(Vec::len), Some(1), "{status}");
+}
+
+/// Whoever runs a job can write into its blocks, and so can the job.
+#[test]
+fn a_job_that_raises_its_own_budget_has_it_changed_back() {
+    let scratch = Scratch::new("agent-raised");
+    let agent = Agent::start(&scratch, "agent", &["--near", "112M"]);
+    let (raising_place, other_place) = (Scratch::new("agent-raising"), Scratch::new("agent-other"));
+    let options = [&agent.option(), "--mem", "112M", "--least", "40M"];
+    let Some(raising) = hog(&raising_place, &options, "96", "1") else { return };
+    let Some(other) = hog(&other_place, &options, "96", "1") else { return };
+    let told = |job: &Running| agent.mib_of(&scratch, job, "offered_bytes");
+    let have_half = || [&raising, &other].iter().all(|job| (44..=56).contains(&told(job)));
+    wait_until("both run", || agent.runs(&scratch, &raising) && agent.runs(&scratch, &other) && have_half());
+    let control = control_of(&raising);
+    let in_force = || {
+        let near = json(&command(&scratch, &["near", "--json", &raising.pid().to_string()]));
+        near["near_limit_bytes"].as_u64().expect("a number") / MIB
+    };
+    for round in 1..=tier(2, 20) {
+        offer_near(&control, 112 * MIB).expect("nobody keeps it from that");
+        wait_until("the agent has seen it", || {
+            agent.number_of(&scratch, &raising, "corrections").is_some_and(|times| times >= round)
+        });
+        wait_until("its budget is the agent's", || in_force() == told(&raising) && have_half());
+        wait_until("it has given the rest back", || seen_bytes(&raising) <= allowed(56));
+    }
+    assert!(agent.running.errors().contains("changed the budget of a job"), "{}", agent.running.errors());
+    assert!(have_half() && !raising.is_over() && !other.is_over(), "{}{}", raising.errors(), other.errors());
+}
+
+#[test]
+fn jobs_wait_until_their_memory_servers_have_room_and_answer() {
+    let scratch = Scratch::new("agent-servers");
+    let server = Server::start_tcp(&scratch, "server", ["--capacity", "144M"]);
+    let agent = Agent::start(&scratch, "agent", &["--near", "64M", "--pool", server.url()]);
+    let places = ["agent-first", "agent-second", "agent-third"].map(Scratch::new);
+    // One job has 48 MiB of its memory far, and a second one would need 112 MiB more.
+    let options = [&agent.option(), "--mem", "112M", "--least", "32M"];
+    let Some(first) = hog(&places[0], &options, "96", "1") else { return };
+    wait_until("the first runs", || agent.runs(&scratch, &first));
+    let second = hog(&places[1], &options, "96", "1").expect("a compiler");
+    let waits_for =
+        |reason: &str| {
+            let status = agent.status(&scratch);
+            status["jobs"].as_array().expect("a list").iter().any(|row| {
+                row["is_running"] == false && row["reason"].as_str().is_some_and(|text| text.contains(reason))
+            })
+        };
+    wait_until("the second waits for the server", || waits_for("the memory servers have no room"));
+    let shown = command(&scratch, &["agent", "--status", "--socket", &agent.socket]).text();
+    assert!(shown.contains("the memory servers have room for"), "{shown}");
+    assert!(!agent.runs(&scratch, &second));
+    kill_marked(first.mark(), "hog");
+    first.wait();
+    wait_until("the second runs when the first has left its room", || {
+        assert!(!second.is_over(), "{}", second.errors());
+        agent.runs(&scratch, &second)
+    });
+    wait_until("it has far memory", || seen_bytes(&second) > 50 * MIB);
+    let third = hog(&places[2], &options, "96", "1").expect("a compiler");
+    wait_until("the third waits", || waits_for("the memory servers have no room"));
+    server.kill();
+    assert_eq!(second.wait().code, 93);
+    wait_until("nobody starts while the server is silent", || waits_for("does not answer"));
+    assert!(agent.status(&scratch)["is_server_silent"] == true && !third.is_over(), "{}", third.errors());
+    assert!(agent.running.errors().contains("no job starts"), "{}", agent.running.errors());
 }
 
 /// The pool is the agent's, and the quota that of whose token it is.

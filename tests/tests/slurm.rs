@@ -5,15 +5,15 @@
 //! gate wrote. What is near is measured from outside, by the kernel.
 
 use farfield_tests::{
-    Command, Ended, MIB, Running, Scratch, Server, compile, farfield, marked_processes, program, skip, wait_until,
-    window_pss_bytes,
+    Command, Ended, MIB, Running, Scratch, Server, compile, farfield, marked_processes, program, skip, tier,
+    wait_until, window_pss_bytes,
 };
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 /// Near memory of a node, and memory and least of a job, in MiB: by memory one job fits on a node, by least three.
@@ -199,9 +199,14 @@ impl RealSlurm {
 
     /// Submits a job that checks its memory until it is told to end. In one line it says that it may have less near.
     fn submit(&self, hog: &Path, options: &[&str]) -> Submitted {
+        self.submit_rounds(hog, 0, options)
+    }
+
+    /// Submits such a job that checks its memory this often, unless it is 0.
+    fn submit_rounds(&self, hog: &Path, rounds: u32, options: &[&str]) -> Submitted {
         let farfield = farfield();
         let script = format!(
-            "#!/bin/sh\nexec {} run --quiet --wait 2m --agent={}/$SLURMD_NODENAME.sock -- {} 96 0 1\n",
+            "#!/bin/sh\nexec {} run --quiet --wait 2m --agent={}/$SLURMD_NODENAME.sock -- {} 96 {rounds} 1\n",
             farfield.display(),
             self.scratch.path().display(),
             hog.display()
@@ -271,6 +276,27 @@ impl Submitted {
         let is_hog =
             |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "hog");
         marked_processes(&self.mark).into_iter().filter(is_hog).collect()
+    }
+
+    /// Its processes on this node, with those of Slurm that watch them.
+    fn processes_on(&self, node: &str) -> Vec<i32> {
+        let name = format!("SLURMD_NODENAME={node}");
+        let is_there = |pid: &i32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|word| word == name.as_bytes())
+        };
+        let own: Vec<i32> = marked_processes(&self.mark).into_iter().filter(is_there).collect();
+        let parents = own.iter().filter_map(|pid| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse::<i32>().ok()
+        });
+        let is_step = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "slurmstepd")
+        };
+        // What watches ends first: nobody tells slurmctld how the job ended.
+        let mut all: Vec<i32> = parents.filter(is_step).collect();
+        all.extend(own);
+        all
     }
 
     fn near_bytes(&self) -> u64 {
@@ -389,6 +415,116 @@ fn more_jobs_run_than_memory_would_allow_and_all_comes_back_whoever_is_killed() 
     assert_eq!(right, 9, "{:?}", slurm.outputs());
     slurm.expect_all_given_back(&server);
     assert!(!gate.is_over() && agents.iter().all(|agent| !agent.is_over()), "{}", gate.errors());
+}
+
+#[test]
+fn jobs_of_a_node_that_goes_down_start_on_others_and_it_gets_new_ones_when_it_is_back() {
+    let Some(mut slurm) = RealSlurm::start("slurm-down") else { return };
+    let Some(hog) = compile("hog", slurm.scratch.path()) else { return };
+    slurm.init();
+    let server = Server::start(&slurm.scratch, "server", ["--capacity", "2G", "--metrics", "127.0.0.1:0"]);
+    let mut agents: Vec<Running> = NODES.iter().map(|node| slurm.agent(node, &server)).collect();
+    let gate = slurm.gate(&server);
+    let jobs = slurm.submit(&hog, &["--array=1-6"]);
+    wait_until("all run", || {
+        assert!(!gate.is_over(), "{}", gate.errors());
+        jobs.hogs().len() == 6
+    });
+    // The first node has three: that is one all of whose memory was near, and two that fitted by their least.
+    let lost = jobs.processes_on("n1");
+    assert!(lost.len() >= 9, "{lost:?}");
+    assert_eq!(slurm.agent_jobs("n1").len(), 3);
+
+    // The node loses its power: everything there ends at once, and tells nobody.
+    agents[0].signal(libc::SIGKILL);
+    if let Some(node) = slurm.nodes[0].take() {
+        node.signal(libc::SIGKILL);
+        node.wait();
+    }
+    for pid in lost {
+        // SAFETY: a system call with two integers; the process, or its child, carries the mark of this test.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    assert_eq!(slurm.run(&["scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=power"]).code, 0);
+    wait_until("its jobs wait again, without their part of the pool", || {
+        let licenses = slurm.run(&["squeue", "-h", "-r", "--states=PENDING", "-O", "Licenses"]).text();
+        licenses.matches("farfield_gate:1").count() == 3
+    });
+    // Their turn has come: how long Slurm makes them wait is not the question.
+    for job in slurm.jobs("PENDING") {
+        assert_eq!(slurm.run(&["scontrol", "update", &format!("JobId={job}"), "StartTime=now"]).code, 0);
+    }
+    wait_until("all six run on the other nodes", || {
+        assert!(!gate.is_over(), "{}", gate.errors());
+        jobs.hogs().len() == 6 && jobs.processes_on("n1").is_empty()
+    });
+    wait_until("the books show what two nodes lack", || slurm.charged_mib() == 6 * JOB_MIB - 2 * NODE_MIB);
+    let seventh = slurm.submit(&hog, &[]);
+    wait_until("the gate knows that the node is away", || {
+        let reason = slurm.farfield(&["gate", "slurm", "--explain", &seventh.id, "--server", server.url()]);
+        reason.text().contains("MiB near are missing")
+    });
+    assert!(seventh.hogs().is_empty());
+
+    // The node is back, with nothing of what it had.
+    agents[0] = slurm.agent("n1", &server);
+    slurm.nodes[0] = Some(slurm.start_node(0));
+    wait_until("the seventh runs there", || {
+        // Slurm may have taken the node back already, and then says so.
+        slurm.run(&["scontrol", "update", "NodeName=n1", "State=RESUME"]);
+        !seventh.processes_on("n1").is_empty() && seventh.hogs().len() == 1
+    });
+    assert_eq!(slurm.agent_jobs("n1").len(), 1);
+    for job in [&jobs, &seventh] {
+        job.tell_to_end();
+    }
+    wait_until("all have ended", || slurm.jobs("PENDING,RUNNING,COMPLETING").is_empty());
+    let right = slurm.outputs().iter().filter(|output| output.contains("0 wrong")).count();
+    assert_eq!(right, 7, "{:?}", slurm.outputs());
+    slurm.expect_all_given_back(&server);
+}
+
+#[test]
+fn gates_and_agents_that_are_killed_under_load_admit_nobody_twice_and_lose_no_job() {
+    let Some(slurm) = RealSlurm::start("slurm-kills") else { return };
+    let Some(hog) = compile("hog", slurm.scratch.path()) else { return };
+    slurm.init();
+    let server = Server::start(&slurm.scratch, "server", ["--capacity", "2G", "--metrics", "127.0.0.1:0"]);
+    let mut agents: Vec<Running> = NODES.iter().map(|node| slurm.agent(node, &server)).collect();
+    let mut gate = slurm.gate(&server);
+    let count = tier(12, 250);
+    let jobs = slurm.submit_rounds(&hog, 2, &[&format!("--array=1-{count}")]);
+    let (mut random, mut kills, started) = (fastrand::Rng::with_seed(3), 0, Instant::now());
+    while !slurm.jobs("PENDING,RUNNING,COMPLETING,REQUEUED,REQUEUE_HOLD,SPECIAL_EXIT").is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(1500), "{}", slurm.run(&["squeue"]).text());
+        // Not to wait for anything: each kill comes at another moment.
+        std::thread::sleep(Duration::from_millis(random.u64(..500)));
+        match random.usize(..=NODES.len()) {
+            0 => {
+                gate.signal(libc::SIGKILL);
+                gate.wait();
+                gate = slurm.gate(&server);
+            }
+            node => {
+                let agent = agents.remove(node - 1);
+                agent.signal(libc::SIGKILL);
+                agent.wait();
+                agents.insert(node - 1, slurm.agent(NODES[node - 1], &server));
+            }
+        }
+        kills += 1;
+        // A job that found no agent is held, and may start again when an operator says so.
+        for job in slurm.jobs("SPECIAL_EXIT") {
+            slurm.run(&["scontrol", "release", &job]);
+            slurm.run(&["scontrol", "update", &format!("JobId={job}"), "StartTime=now"]);
+        }
+        assert!(slurm.charged_mib() <= POOL_MIB);
+        let near = jobs.near_bytes();
+        assert!(near <= 3 * (NODE_MIB * MIB) + 9 * 18 * MIB, "the kernel sees {} MiB", near / MIB);
+    }
+    let right = slurm.outputs().iter().filter(|output| output.contains("0 wrong")).count();
+    assert_eq!(right, count, "after {kills} kills: {:?}", slurm.outputs());
+    slurm.expect_all_given_back(&server);
 }
 
 #[test]

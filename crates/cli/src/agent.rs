@@ -2,6 +2,7 @@
 
 mod daemon;
 mod metrics;
+mod servers;
 
 use crate::size::Size;
 use anyhow::Context;
@@ -22,8 +23,8 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AgentArgs {
-    /// Near memory for all jobs together: 24G, or 75% of this machine's (or container's). A job can
-    /// have 2 % and 16M more than its budget, so leave that much free for each
+    /// Near memory for all jobs together: 24G, or 75% of this machine's (or container's). For some seconds
+    /// after its budget has moved, a job can have 2 % and 16M beside it, so leave some free
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, required_unless_present = "status")]
     near: Option<Size>,
     /// Pool for the far memory of all jobs, as `farfield run --far` takes it. Several URLs share the
@@ -133,10 +134,17 @@ fn render(status: &AgentStatus) -> String {
         ByteSize(status.overflow_bytes),
         status.policy
     );
+    match status.servers_room_bytes {
+        _ if status.is_server_silent => text += "a memory server does not answer, so no job starts\n",
+        Some(bytes) => {
+            let _ = writeln!(text, "the memory servers have room for {}", ByteSize(bytes));
+        }
+        None => {}
+    }
     let _ = writeln!(
         text,
-        "{:>7} {:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}  PROGRAM",
-        "JOB", "STATE", "MEMORY", "LEAST", "OFFERED", "TARGET", "NEAR", "SLOWER"
+        "{:>7} {:<8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}  PROGRAM",
+        "JOB", "STATE", "MEMORY", "LEAST", "OFFERED", "TARGET", "NEAR", "FAR", "SLOWER"
     );
     for job in &status.jobs {
         let state = match (job.is_running, job.is_kept) {
@@ -144,15 +152,19 @@ fn render(status: &AgentStatus) -> String {
             (true, false) => "over",
             (false, _) => "waits",
         };
-        let bytes = [job.memory_bytes, job.least_bytes, job.offered_bytes, job.target_bytes, job.measured_bytes];
-        let [memory, least, offered, target, near] = bytes.map(|bytes| format!("{:#}", ByteSize(bytes)));
+        let size = |bytes: u64| format!("{:#}", ByteSize(bytes));
+        let [memory, least] = [job.memory_bytes, job.least_bytes].map(size);
+        let [offered, target] = [job.offered_bytes, job.target_bytes].map(size);
+        let [near, far] = [job.measured_bytes, job.far_bytes].map(size);
         let what = if job.is_running { crate::top::command_line(job.runner_pid) } else { job.reason.clone() };
         let slower = job.slowdown.map_or("-".into(), |slowdown| format!("{slowdown:.2}"));
         let line = format!(
-            "{:>7} {state:<8} {memory:>8} {least:>8} {offered:>8} {target:>8} {near:>8} {slower:>6}  {what}",
+            "{:>7} {state:<8} {memory:>8} {least:>8} {offered:>8} {target:>8} {near:>8} {far:>8} {slower:>6}  {what}",
             job.runner_pid
         );
-        let _ = writeln!(text, "{}", line.chars().take(120).collect::<String>());
+        // A reason is told whole.
+        let width = if job.is_running { 120 } else { usize::MAX };
+        let _ = writeln!(text, "{}", line.chars().take(width).collect::<String>());
     }
     text
 }
@@ -173,6 +185,10 @@ mod tests {
         ];
         let status = AgentStatus { near_bytes: 24 << 30, far_bytes: Some(64 << 30), jobs, ..AgentStatus::default() };
         let text = render(&status);
+        let known = AgentStatus { servers_room_bytes: Some(3 << 30), ..status.clone() };
+        assert!(render(&known).contains("the memory servers have room for 3.0 GiB\n"), "{}", render(&known));
+        let silent = AgentStatus { is_server_silent: true, ..status.clone() };
+        assert!(render(&silent).contains("does not answer, so no job starts\n"), "{}", render(&silent));
         let short = AgentStatus { withheld_bytes: 1 << 30, ..status.clone() };
         assert!(render(&short).contains("held, 1.0 GiB not divided because"), "{}", render(&short));
         for part in

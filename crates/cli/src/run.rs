@@ -11,7 +11,7 @@ use farfield_core::policy::curve::{Curve, Point};
 use farfield_core::policy::profile::Profile;
 use farfield_pager::config::Capture;
 use farfield_pager::control::{FaultMode, exit};
-use farfield_pager::runner::{self, AgentOptions, ByteSize, Options, ProgramExit, SloOptions, machine};
+use farfield_pager::runner::{self, AgentOptions, ByteSize, HistoryFile, Options, ProgramExit, SloOptions, machine};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,6 +50,11 @@ pub(crate) struct RunArgs {
     /// what it asked for, which the variable FARFIELD_JOB_MEM says; else as in --profile]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, requires = "agent")]
     mem: Option<Size>,
+    /// Claim by what earlier runs with this file have shown, and add what this one shows, with --agent:
+    /// slowdowns by near memory, the run time, and how much memory it used. The file is made by the
+    /// first run; give each program its own
+    #[arg(long, value_name = "FILE", requires = "agent")]
+    learn: Option<PathBuf>,
     /// How long to wait for near memory, with --agent: 30s, 10m
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "10m", requires = "agent")]
     wait: Duration,
@@ -106,6 +111,8 @@ Examples:
   farfield run --auto --slo 1.4 --far tcp://big:7400 --far 'ssd:/var/tmp?size=32G' -- ./train
                                                         On big, and in a file when big becomes too slow
   farfield run --agent --mem 8G --least 4G -- ./train   What this node's `farfield agent` gives, between 4 and 8 GiB
+  farfield run --agent --mem 8G --least 4G --learn train.json -- ./train
+                                                        The same, and the agent knows how the last runs went
   farfield run --near 1G --report run.json -- ./app     What happened, for programs
   farfield run --quiet --near 1G -- ./app > out.txt     Nothing of ours on the terminal
 
@@ -237,7 +244,14 @@ fn agent_options(args: &RunArgs, socket: &Path) -> anyhow::Result<AgentOptions> 
     );
     let socket = if socket.as_os_str().is_empty() { runner::agent_socket() } else { socket.to_owned() };
     claim.class().context("--profile")?;
-    Ok(AgentOptions { socket, claim, wait: args.wait })
+    let history = args.learn.clone().map(HistoryFile);
+    if let Some(file) = &history {
+        let earlier = file.read().with_context(|| {
+            format!("--learn {}: not a file of `farfield run --learn`; remove it to begin anew", file.0.display())
+        })?;
+        claim = earlier.improve(&claim);
+    }
+    Ok(AgentOptions { socket, claim, wait: args.wait, history })
 }
 
 /// Environment variables that the Lua script of `farfield cluster init` gives jobs of Slurm: what the

@@ -197,10 +197,20 @@ pub struct ResourceUsage {
 
 /// Returns the resources that this process has used so far.
 pub fn usage() -> ResourceUsage {
+    usage_of(libc::RUSAGE_SELF)
+}
+
+/// Returns the resources that children of this process had used which have ended and were waited for,
+/// with their own children.
+pub fn usage_of_ended_children() -> ResourceUsage {
+    usage_of(libc::RUSAGE_CHILDREN)
+}
+
+fn usage_of(who: i32) -> ResourceUsage {
     // SAFETY: rusage is plain numbers; all-zero is valid.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // SAFETY: `usage` is writable.
-    let _ = unsafe { syscall(libc::SYS_getrusage, [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
+    let _ = unsafe { syscall(libc::SYS_getrusage, [who as usize, &raw mut usage as usize, 0, 0, 0, 0]) };
     let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
     ResourceUsage {
         cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),

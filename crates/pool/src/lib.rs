@@ -44,7 +44,7 @@ pub use farfield_core::wire::PagePart;
 pub use leaf::call_lane::CallLane;
 pub use leaf::tls::{prepare_tls, tls_connector};
 pub use leaf::unix::{UnixSocket, check_server_user};
-pub use url::{leaf_urls, replace_leaves};
+pub use url::{leaf_urls, replace_leaves, room_bytes};
 
 // Former names of renamed types. An alias of a trait cannot be deprecated.
 

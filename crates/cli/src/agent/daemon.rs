@@ -5,8 +5,9 @@
 //! it is; requests are bounded, and a peer that says nothing is cut off.
 
 use super::metrics::{self, SharedStatus};
+use super::servers::RoomThread;
 use anyhow::{Context, ensure};
-use farfield_cluster::agent::{Agent, AgentJob, JobNumber, LocalJobs, NodeConfig};
+use farfield_cluster::agent::{Agent, AgentJob, JobNumber, LocalJobs, NodeConfig, ServerRoom};
 use farfield_core::policy::cluster::JobClaim;
 use farfield_os::serving::Peer;
 use farfield_os::{serving, signals};
@@ -61,6 +62,7 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
     let door = AgentSocket::open(&options.socket)?;
     let status = SharedStatus::default();
     let served = options.metrics.map(|address| metrics::serve(address, status.clone())).transpose()?;
+    let servers = RoomThread::start(&options.pool, options.token.as_bytes()).context("--pool")?;
     let mut daemon = Daemon {
         agent: Agent::new(options.node),
         jobs: BTreeMap::new(),
@@ -70,6 +72,7 @@ pub(super) fn run(options: DaemonOptions) -> anyhow::Result<()> {
         address,
         options,
         status,
+        servers,
     };
     daemon.find_jobs();
     let line = serde_json::json!({
@@ -144,6 +147,8 @@ struct Daemon {
     address: String,
     options: DaemonOptions,
     status: SharedStatus,
+    /// Thread that asks the memory servers, if there are any.
+    servers: Option<RoomThread>,
 }
 
 struct Connection {
@@ -162,8 +167,8 @@ struct Connection {
 enum ConnectionPhase {
     /// Nothing was said yet.
     New,
-    /// The job may make its blocks.
-    Registered(JobClaim),
+    /// The job may make its blocks. `has_token` says whether it is a tenant of its own.
+    Registered { claim: JobClaim, has_token: bool },
     /// The job waits or runs.
     Job(JobNumber),
     /// Nothing more will be said: the connection is closed when all is sent.
@@ -192,6 +197,15 @@ impl Daemon {
             let mut is_news = self.receive(&ready[1..]);
             self.accept(&door.listener);
             is_news |= self.forget_ended();
+            if let Some(servers) = &self.servers {
+                // What they said before a job came or went says nothing of now: a job may have ended with them.
+                let asked = is_news.then(|| servers.ask());
+                if let Some(room) = asked.or_else(|| servers.take_answer()) {
+                    let mut node = OutsideView { jobs: &self.jobs, activity: &mut self.activity, tree: None };
+                    self.agent.on_servers(room, &mut node);
+                    is_news = true;
+                }
+            }
             let every = if self.is_settled() { IDLE_EVERY } else { BUSY_EVERY };
             if is_news || updated.is_none_or(|at| at.elapsed() >= every) {
                 updated = Some(Instant::now());
@@ -277,7 +291,7 @@ impl Daemon {
             }
             let patience = match connection.phase {
                 ConnectionPhase::New => FIRST_WORD_WITHIN,
-                ConnectionPhase::Registered(_) | ConnectionPhase::Closing => PATIENCE,
+                ConnectionPhase::Registered { .. } | ConnectionPhase::Closing => PATIENCE,
                 ConnectionPhase::Job(_) => Duration::MAX,
             };
             let is_sent = matches!(connection.phase, ConnectionPhase::Closing) && connection.outbox.is_empty();
@@ -319,8 +333,8 @@ impl Daemon {
             ));
         } else if ![0, own].contains(&connection.peer.uid) && own != 0 {
             connection.refuse(&format!("it serves user {own} only; an agent of root serves all"));
-        } else if let AgentRequest::Register { claim, .. } = request {
-            self.handle_register(connection, claim);
+        } else if let AgentRequest::Register { claim, has_token, .. } = request {
+            self.handle_register(connection, claim, has_token);
         } else {
             connection.enqueue(&AgentReply::Status(self.read_status()));
             connection.enter(ConnectionPhase::Closing);
@@ -328,7 +342,7 @@ impl Daemon {
         false
     }
 
-    fn handle_register(&mut self, connection: &mut Connection, claim: JobClaim) {
+    fn handle_register(&mut self, connection: &mut Connection, claim: JobClaim, has_token: bool) {
         if !matches!(connection.phase, ConnectionPhase::New) {
             return connection.refuse("a job registers once");
         }
@@ -340,7 +354,7 @@ impl Daemon {
                 let DaemonOptions { pool, token, .. } = &self.options;
                 let socket = self.address.clone();
                 connection.enqueue(&AgentReply::Pool { socket, urls: pool.clone(), token: token.clone() });
-                connection.enter(ConnectionPhase::Registered(claim));
+                connection.enter(ConnectionPhase::Registered { claim, has_token });
             }
             Err(error) => connection.refuse(&error.to_string()),
         }
@@ -349,7 +363,7 @@ impl Daemon {
     /// Opens the blocks of a job that is ready, and lets it wait for its start. Returns whether it
     /// does.
     fn handle_ready(&mut self, connection: &mut Connection) -> bool {
-        let ConnectionPhase::Registered(claim) = &connection.phase else {
+        let ConnectionPhase::Registered { claim, has_token } = &connection.phase else {
             connection.refuse("a job registers before it is ready");
             return false;
         };
@@ -375,6 +389,9 @@ impl Daemon {
                     memory_bytes = claim.memory_bytes,
                     "a job waits"
                 );
+                if *has_token {
+                    self.agent.set_own_token(number);
+                }
                 self.jobs.insert(number, job);
                 connection.enter(ConnectionPhase::Job(number));
                 true
@@ -417,7 +434,10 @@ impl Daemon {
         let kept = |agent: &Agent| -> Vec<(JobNumber, bool)> {
             agent.jobs().iter().filter(|job| job.is_running()).map(|job| (job.number, job.budget.is_kept())).collect()
         };
-        let (before, now) = (kept(&self.agent), self.now());
+        let corrections = |agent: &Agent| -> BTreeMap<u32, u64> {
+            agent.jobs().iter().map(|job| (job.number.0, job.corrections)).collect()
+        };
+        let (before, corrected, now) = (kept(&self.agent), corrections(&self.agent), self.now());
         let mut node = OutsideView { jobs: &self.jobs, activity: &mut self.activity, tree: None };
         let started = self.agent.update(now, &mut node);
         for number in started {
@@ -436,6 +456,11 @@ impl Daemon {
             if was_kept != is_kept {
                 let text = if is_kept { "a job keeps its budget" } else { "a job has more near than its budget" };
                 tracing::info!(runner = number.0, "{text}");
+            }
+        }
+        for (runner, times) in corrections(&self.agent) {
+            if corrected.get(&runner).is_some_and(|before| *before != times) {
+                tracing::warn!(runner, times, "somebody else has changed the budget of a job; it is changed back");
             }
         }
         for connection in &mut self.connections {
@@ -464,6 +489,12 @@ impl Daemon {
             measured_bytes: job.budget.measured_bytes,
             is_kept: job.budget.is_kept(),
             slowdown: job.slowdown,
+            far_bytes: job.far_bytes,
+            corrections: job.corrections,
+        };
+        let room_bytes = match self.agent.servers() {
+            ServerRoom::Free { bytes } => Some(bytes),
+            ServerRoom::Unknown | ServerRoom::Asked | ServerRoom::Silent => None,
         };
         AgentStatus {
             near_bytes: self.options.node.near_bytes,
@@ -472,6 +503,8 @@ impl Daemon {
             far_bytes: self.options.node.far_bytes,
             withheld_bytes: self.agent.withheld_bytes(),
             pressure_ppm: (self.agent.pressure() * 1e6) as u64,
+            servers_room_bytes: room_bytes,
+            is_server_silent: self.agent.servers() == ServerRoom::Silent,
             policy: self.options.policy.clone(),
             jobs: self.agent.jobs().iter().map(row).collect(),
         }
@@ -546,6 +579,14 @@ impl LocalJobs for OutsideView<'_> {
         if let Err(error) = watched.offer(bytes) {
             tracing::warn!(runner = job.0, %error, "a job cannot be told its budget");
         }
+    }
+
+    fn told_bytes(&mut self, job: JobNumber) -> Option<u64> {
+        self.jobs.get(&job).map(WatchedJob::told_bytes)
+    }
+
+    fn far_bytes(&mut self, job: JobNumber) -> u64 {
+        self.jobs.get(&job).map_or(0, WatchedJob::far_bytes)
     }
 
     fn slowdown(&mut self, job: JobNumber) -> Option<f64> {

@@ -41,6 +41,12 @@ impl Collector for StatusCollector {
                 Some(status.withheld_bytes),
                 "Near memory that is not divided: the node is short of memory",
             ),
+            ("servers_room_bytes", status.servers_room_bytes, "Memory for which the memory servers have room"),
+            (
+                "servers_silent",
+                Some(u64::from(status.is_server_silent)),
+                "1 while a memory server does not answer, so that no job starts",
+            ),
             ("running_jobs", Some(status.jobs.len() as u64 - waiting), "Jobs that run"),
             ("waiting_jobs", Some(waiting), "Jobs that wait for near memory"),
             ("over_jobs", Some(over), "Jobs that have more near than they were told"),
@@ -57,12 +63,14 @@ impl Collector for StatusCollector {
             }
         }
         type Bytes = fn(&AgentStatusRow) -> u64;
-        let of_jobs: [(&str, Bytes, &str); 5] = [
+        let of_jobs: [(&str, Bytes, &str); 7] = [
             ("job_memory_bytes", |job| job.memory_bytes, "Memory that the job asked for"),
             ("job_least_bytes", |job| job.least_bytes, "Least near memory that it runs with"),
             ("job_target_bytes", |job| job.target_bytes, "Near budget that it shall have"),
             ("job_offered_bytes", |job| job.offered_bytes, "Near budget that it was told"),
             ("job_near_bytes", |job| job.measured_bytes, "Near memory that it has, measured from outside"),
+            ("job_far_bytes", |job| job.far_bytes, "Memory of it that is stored far, as itself counts it"),
+            ("job_corrections", |job| job.corrections, "Times that its budget was changed by others and changed back"),
         ];
         for (name, bytes, help) in of_jobs {
             let values = status.jobs.iter().map(|job| (vec![("runner", job.runner_pid.to_string())], bytes(job)));

@@ -11,6 +11,9 @@
 //! ([`LearnedCurve`]); and at how much the node waits for memory of any kind. A node that does has less
 //! than was said, and the agent withholds a part until it does no longer.
 //!
+//! Far memory is promised only as far as memory servers have [room](ServerRoom) for it, beside what
+//! running jobs were promised and have not stored yet.
+//!
 //! The agent keeps nothing that running jobs do not show: one that starts again
 //! [adopts](Agent::adopt) them.
 
@@ -18,9 +21,10 @@
 mod tests;
 
 use core::time::Duration;
-use farfield_core::policy::cluster::node::{approach, budget_bytes};
+use farfield_core::policy::cluster::node::{approach, beside_bytes, budget_bytes};
 use farfield_core::policy::cluster::{
-    ClaimError, Cluster, JobBudget, JobClaim, JobClass, JobProgress, LearnedCurve, NodeShape, SplitRule, Splitter,
+    ClaimError, Cluster, JobBudget, JobClaim, JobClass, JobProgress, LearnedCurve, NodeShape, Shortage, SplitRule,
+    Splitter,
 };
 use farfield_core::policy::curve::Point;
 
@@ -31,6 +35,8 @@ pub const SHRINK_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum number of jobs, waiting ones included. The sum of what so many ask for is a number: a
 /// class of jobs has less than 2^53 bytes.
 pub const JOBS_MAX: usize = 1 << 11;
+/// Time for which a job has had its budget before it counts what it has beside that.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// Part of a job's work that counts as left at least.
 const REMAINING_MIN: f64 = 0.05;
 
@@ -53,6 +59,12 @@ pub trait LocalJobs {
     /// Tells a job how much near memory it may have at most, in bytes.
     fn offer(&mut self, job: JobNumber, bytes: u64);
 
+    /// Returns what the job was told last, in bytes, whoever told it. `None` if it cannot be seen.
+    fn told_bytes(&mut self, job: JobNumber) -> Option<u64>;
+
+    /// Returns the memory of a job that is stored far, in bytes, as the job itself counts it.
+    fn far_bytes(&mut self, job: JobNumber) -> u64;
+
     /// Measures how many times as long the job has taken since the last call as it would have without
     /// waiting for far memory. `None` if it did too little for a number.
     fn slowdown(&mut self, job: JobNumber) -> Option<f64>;
@@ -60,6 +72,23 @@ pub trait LocalJobs {
     /// Returns the part of the last seconds in which everything on the node waited for memory, between
     /// 0 and 1. Far memory does not count.
     fn pressure(&mut self) -> f64;
+}
+
+/// Room that the memory servers of a pool have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServerRoom {
+    /// Nothing is known of them, or there are none: `far_bytes` of the [`NodeConfig`] alone counts.
+    #[default]
+    Unknown,
+    /// The servers were asked anew, because jobs have come or gone, and have not answered yet. No job starts.
+    Asked,
+    /// A server does not answer. No job starts.
+    Silent,
+    /// The servers all answer.
+    Free {
+        /// Bytes of jobs for which there is room, copies counted once.
+        bytes: u64,
+    },
 }
 
 /// Memory that an agent divides, and the policy by which it does.
@@ -128,12 +157,24 @@ pub enum WaitReason {
         /// Bytes that are missing.
         missing_bytes: u64,
     },
-    /// The pool has no room for what would be far.
-    #[error("{} MiB of far memory are missing", mib(*missing_bytes))]
+    /// The jobs of the node would ask for more far memory than they may.
+    #[error("{} MiB of far memory are missing: the node's jobs may have no more", mib(*missing_bytes))]
     Far {
         /// Bytes that are missing.
         missing_bytes: u64,
     },
+    /// The memory servers have no room for what would be far.
+    #[error("the memory servers have no room for {} MiB of what would be far", mib(*missing_bytes))]
+    ServersFull {
+        /// Bytes for which there is no room.
+        missing_bytes: u64,
+    },
+    /// The memory servers have not said yet how much room they have.
+    #[error("the memory servers are asked how much room they have")]
+    ServersAsked,
+    /// A memory server does not answer.
+    #[error("a memory server does not answer, so no job starts")]
+    ServersSilent,
     /// Other jobs are shrinking.
     #[error("others have {} MiB to give up yet", mib(*missing_bytes))]
     Shrinking {
@@ -156,8 +197,18 @@ pub struct AgentJob {
     curve: LearnedCurve,
     /// Time of the last change of its budget.
     moved: Duration,
+    /// Near memory that it keeps beside its budget, as stacks.
+    beside_bytes: u64,
     /// Budget that it was told, what it has, and what it shall have.
     pub budget: JobBudget,
+    /// Memory of the job that is stored far, as itself counts it, in bytes. Some of it may be near, too.
+    pub far_bytes: u64,
+    /// Number of times that somebody else had changed its budget, and the agent changed it back.
+    pub corrections: u64,
+    /// Whether its far memory is that of another tenant of the servers than the agent.
+    has_own_token: bool,
+    /// Far memory of the job when the servers last said what room they have.
+    stored_bytes: u64,
     /// Reason why it waits; `None` if it runs.
     pub waits: Option<WaitReason>,
     /// Age of the job when the agent took it, and time of that.
@@ -185,8 +236,9 @@ impl AgentJob {
     /// Takes the slowdown of the time since `looked`.
     fn learn(&mut self, slowdown: Option<f64>, looked: Duration) {
         self.slowdown = slowdown;
-        // It says something of the present share if the job had that all the time.
-        let had_it = self.moved <= looked && self.budget.is_kept();
+        // It says something of the present share if the job had that nearly all the time. What grows is
+        // told a moment after others have shrunk.
+        let had_it = self.moved <= looked + SETTLED_AFTER && self.budget.is_kept();
         let Some(slowdown) = slowdown.filter(|_| had_it) else { return };
         let near = self.budget.offered_bytes as f64 / self.class.memory_bytes() as f64;
         self.curve.observe(Point { near: near.min(1.0), slowdown });
@@ -218,6 +270,7 @@ pub struct Agent {
     withheld_bytes: u64,
     /// Pressure at the last look.
     pressure: f64,
+    servers: ServerRoom,
 }
 
 impl Agent {
@@ -232,6 +285,7 @@ impl Agent {
             looked: None,
             withheld_bytes: 0,
             pressure: 0.0,
+            servers: ServerRoom::Unknown,
         }
     }
 
@@ -273,6 +327,22 @@ impl Agent {
         asked.saturating_sub(self.config.near_bytes)
     }
 
+    /// Returns the room that the memory servers had when they last said so.
+    pub fn servers(&self) -> ServerRoom {
+        self.servers
+    }
+
+    /// Takes what the memory servers have just said, or that they were asked.
+    pub fn on_servers(&mut self, servers: ServerRoom, node: &mut impl LocalJobs) {
+        self.servers = servers;
+        if servers == ServerRoom::Asked {
+            return;
+        }
+        for job in self.jobs.iter_mut().filter(|job| job.is_running()) {
+            job.stored_bytes = node.far_bytes(job.number);
+        }
+    }
+
     /// Checks whether the node could ever run a job with this claim, and returns its class.
     pub fn check(&self, claim: &JobClaim) -> Result<JobClass, RegisterError> {
         let class = claim.class()?;
@@ -291,6 +361,12 @@ impl Agent {
     pub fn register(&mut self, number: JobNumber, claim: &JobClaim, now: Duration) -> Result<(), RegisterError> {
         let waits = Some(WaitReason::Turn { jobs: self.jobs.iter().filter(|job| !job.is_running()).count() });
         self.add(number, claim, JobBudget::default(), waits, Duration::ZERO, now)
+    }
+
+    /// Notes that the memory servers know a job as another tenant than the agent, so that the room of
+    /// the agent's tenant says nothing of it.
+    pub fn set_own_token(&mut self, number: JobNumber) {
+        self.jobs.iter_mut().filter(|job| job.number == number).for_each(|job| job.has_own_token = true);
     }
 
     /// Takes a job that runs already, with the budget that it was told, for `age`.
@@ -329,7 +405,12 @@ impl Agent {
             slowdown: None,
             curve: LearnedCurve::default(),
             moved: now,
+            beside_bytes: 0,
             budget,
+            far_bytes: 0,
+            corrections: 0,
+            has_own_token: false,
+            stored_bytes: 0,
             waits,
             age,
             since: now,
@@ -381,6 +462,15 @@ impl Agent {
                 continue;
             };
             job.budget.measured_bytes = bytes;
+            job.far_bytes = node.far_bytes(job.number);
+            let offered_bytes = job.budget.offered_bytes;
+            if node.told_bytes(job.number).is_some_and(|told_bytes| told_bytes != offered_bytes) {
+                job.corrections += 1;
+                node.offer(job.number, offered_bytes);
+            }
+            if job.budget.is_kept() && now.saturating_sub(job.moved) >= SETTLED_AFTER {
+                job.beside_bytes = beside_bytes(job.beside_bytes, job.budget.beyond_bytes());
+            }
             job.beyond_since = if job.budget.is_kept() { None } else { job.beyond_since.or(Some(now)) };
         }
         for number in ended {
@@ -394,7 +484,8 @@ impl Agent {
         if self.looked.is_some() && now.saturating_sub(looked) < DIVIDE_EVERY {
             return;
         }
-        self.looked = Some(now);
+        // What was learned counts at once, and jobs then keep their budgets until the next look.
+        (self.looked, self.divided) = (Some(now), None);
         for job in self.jobs.iter_mut().filter(|job| job.is_running()) {
             job.learn(node.slowdown(job.number), looked);
         }
@@ -421,35 +512,64 @@ impl Agent {
         let first = self.jobs.iter().position(|job| !job.is_running());
         let mut candidate = None;
         if let Some(index) = first {
-            match self.lacks(&self.jobs[index].class, memory_bytes) {
+            match self.lacks(&self.jobs[index], memory_bytes) {
                 Some(reason) => self.jobs[index].waits = Some(reason),
                 None => candidate = Some(self.jobs[index].number),
             }
         }
-        if candidate != self.candidate || memory_bytes != self.divided_bytes {
+        let divided_bytes = self.divisible_bytes(candidate, memory_bytes);
+        if candidate != self.candidate || divided_bytes != self.divided_bytes {
             self.divided = None;
         }
-        (self.candidate, self.divided_bytes) = (candidate, memory_bytes);
+        (self.candidate, self.divided_bytes) = (candidate, divided_bytes);
+    }
+
+    /// Returns the part of `memory_bytes` that budgets may add up to, so that with what jobs keep beside
+    /// them it is no more; but never less than the least of those that run and of the candidate.
+    fn divisible_bytes(&self, candidate: Option<JobNumber>, memory_bytes: u64) -> u64 {
+        let (mut beside, mut promised) = (0u64, 0u64);
+        for job in self.jobs.iter().filter(|job| job.is_running() || Some(job.number) == candidate) {
+            beside = beside.saturating_add(job.beside_bytes);
+            promised = promised.saturating_add(job.class.least_bytes());
+        }
+        memory_bytes.saturating_sub(beside).max(promised)
     }
 
     /// Returns what a job lacks to run beside those that do; `None` if it fits.
-    fn lacks(&self, class: &JobClass, memory_bytes: u64) -> Option<WaitReason> {
+    fn lacks(&self, job: &AgentJob, memory_bytes: u64) -> Option<WaitReason> {
+        let class = &job.class;
+        match self.servers {
+            ServerRoom::Asked => return Some(WaitReason::ServersAsked),
+            ServerRoom::Silent => return Some(WaitReason::ServersSilent),
+            ServerRoom::Unknown | ServerRoom::Free { .. } => {}
+        }
         // Cores are not the agent's business.
         let shape = NodeShape { cores: u32::MAX, reclaim_cores: 0, memory_bytes };
-        let far_bytes = self.config.far_bytes.unwrap_or(u64::MAX);
-        let mut node = Cluster::new(&[shape], far_bytes);
+        let most_bytes = self.config.far_bytes.unwrap_or(u64::MAX);
+        let mut node = Cluster::new(&[shape], most_bytes);
         self.running().for_each(|job| node.admit(0, &job.class));
-        if node.find(class, 0).is_some() {
-            return None;
-        }
-        let promised = self.running().map(|job| job.class.least_bytes()).sum::<u64>();
-        Some(match (promised + class.least_bytes()).checked_sub(memory_bytes) {
-            Some(missing_bytes @ 1..) => WaitReason::Near { missing_bytes },
-            _ => {
-                let asked = self.running().map(|job| job.class.memory_bytes()).sum::<u64>() + class.memory_bytes();
-                WaitReason::Far { missing_bytes: (asked.saturating_sub(memory_bytes)).saturating_sub(far_bytes) }
+        match node.fit(0, class) {
+            Ok(far_bytes) => {
+                let room_bytes = if job.has_own_token { u64::MAX } else { self.room_bytes(memory_bytes) };
+                let missing_bytes = far_bytes.saturating_sub(room_bytes);
+                (missing_bytes > 0).then_some(WaitReason::ServersFull { missing_bytes })
             }
-        })
+            Err(Shortage::Far(missing_bytes)) => Some(WaitReason::Far { missing_bytes }),
+            Err(Shortage::Near(missing_bytes)) => Some(WaitReason::Near { missing_bytes }),
+            Err(Shortage::Cores) => unreachable!("no node has as many cores"),
+        }
+    }
+
+    /// Returns the bytes for which the memory servers have room, beside what running jobs were promised
+    /// and had not stored when the servers were asked.
+    fn room_bytes(&self, memory_bytes: u64) -> u64 {
+        let ServerRoom::Free { bytes } = self.servers else { return u64::MAX };
+        let (mut asked, mut stored) = (0u64, 0u64);
+        for job in self.running().filter(|job| !job.has_own_token) {
+            asked = asked.saturating_add(job.class.memory_bytes());
+            stored = stored.saturating_add(job.stored_bytes);
+        }
+        bytes.saturating_sub(asked.saturating_sub(memory_bytes).saturating_sub(stored))
     }
 
     /// Divides the node among the jobs that run and the candidate, if something has changed or the

@@ -17,6 +17,7 @@ struct ModelNode {
 struct ModelJob {
     budget_bytes: u64,
     near_bytes: u64,
+    far_bytes: u64,
     wants_bytes: u64,
     obeys: bool,
     slowdown: Option<f64>,
@@ -42,8 +43,23 @@ impl LocalJobs for ModelNode {
     }
 
     fn offer(&mut self, job: JobNumber, bytes: u64) {
-        let new = ModelJob { budget_bytes: 0, near_bytes: 0, wants_bytes: u64::MAX, obeys: true, slowdown: None };
+        let new = ModelJob {
+            budget_bytes: 0,
+            near_bytes: 0,
+            far_bytes: 0,
+            wants_bytes: u64::MAX,
+            obeys: true,
+            slowdown: None,
+        };
         self.jobs.entry(job.0).or_insert(new).budget_bytes = bytes;
+    }
+
+    fn told_bytes(&mut self, job: JobNumber) -> Option<u64> {
+        self.jobs.get(&job.0).map(|job| job.budget_bytes)
+    }
+
+    fn far_bytes(&mut self, job: JobNumber) -> u64 {
+        self.jobs.get(&job.0).map_or(0, |job| job.far_bytes)
     }
 
     fn slowdown(&mut self, job: JobNumber) -> Option<f64> {
@@ -345,4 +361,126 @@ fn a_node_that_is_short_of_memory_divides_less_and_keeps_its_promises() {
         budgets_at(&mut agent, 0.0, seconds);
     }
     assert_eq!((budgets_at(&mut agent, 0.0, 290), agent.withheld_bytes()), (1024, 0));
+}
+
+/// An agent of 100 MiB with jobs of 100 MiB, which may have all but 20 MiB of it far.
+fn agent_with_jobs(running: u32) -> (Agent, ModelNode) {
+    let (mut agent, mut node) = (agent(100, None), ModelNode::default());
+    for number in 1..=running {
+        agent.register(JobNumber(number), &claim(100, 20), at(0)).unwrap();
+        (0..2).for_each(|_| {
+            agent.update(at(0), &mut node);
+            node.pass(u64::MAX / 4);
+        });
+        assert!(agent.job(JobNumber(number)).unwrap().is_running());
+    }
+    (agent, node)
+}
+
+#[test]
+fn far_memory_is_promised_as_far_as_servers_have_room_beside_what_is_not_stored_yet() {
+    // One job runs, whose memory is near: what the next one asks for is 100 MiB far.
+    let waits = |free_mib: u64, running: u32, stored_mib: u64| {
+        let (mut agent, mut node) = agent_with_jobs(running);
+        node.jobs.values_mut().for_each(|job| job.far_bytes = stored_mib * MIB);
+        agent.on_servers(ServerRoom::Free { bytes: free_mib * MIB }, &mut node);
+        // What is stored afterwards was room when the servers were asked.
+        node.jobs.values_mut().for_each(|job| job.far_bytes = 90 * MIB);
+        agent.register(JobNumber(9), &claim(100, 20), at(1)).unwrap();
+        agent.update(at(1), &mut node);
+        match agent.job(JobNumber(9)).unwrap().waits {
+            None | Some(WaitReason::Shrinking { .. }) => 0,
+            Some(WaitReason::ServersFull { missing_bytes }) => missing_bytes / MIB,
+            other => panic!("{other:?}"),
+        }
+    };
+    for free in [0, 1, 99, 100, 101, 150, 199, 200, 250, u64::MAX / MIB] {
+        // 0 and 100 MiB are promised to those that run, and so much is stored.
+        for (running, stored) in [(1, 0), (1, 30), (2, 0), (2, 20), (2, 50), (2, 80)] {
+            let promised: u64 = 100 * (u64::from(running) - 1);
+            let unstored = promised.saturating_sub(stored * u64::from(running));
+            let expected = 100u64.saturating_sub(free.saturating_sub(unstored));
+            assert_eq!(waits(free, running, stored), expected, "{free} free, {running} run, {stored} stored");
+        }
+    }
+}
+
+#[test]
+fn no_job_starts_while_a_server_is_silent_and_all_that_run_go_on() {
+    let (mut agent, mut node) = agent_with_jobs(1);
+    agent.register(JobNumber(2), &claim(20, 20), at(1)).unwrap();
+    for (servers, reason) in
+        [(ServerRoom::Asked, WaitReason::ServersAsked), (ServerRoom::Silent, WaitReason::ServersSilent)]
+    {
+        agent.on_servers(servers, &mut node);
+        assert_eq!(agent.update(at(1), &mut node), []);
+        assert_eq!(agent.job(JobNumber(2)).unwrap().waits, Some(reason));
+        assert_eq!(budgets(&node), [100]);
+    }
+    agent.on_servers(ServerRoom::Free { bytes: 20 * MIB }, &mut node);
+    agent.update(at(2), &mut node);
+    node.pass(u64::MAX / 4);
+    assert_eq!(agent.update(at(3), &mut node), [JobNumber(2)]);
+    // The servers say what an agent's tenant may store. A job with a token of its own is another's.
+    agent.on_servers(ServerRoom::Free { bytes: 0 }, &mut node);
+    for (number, has_token) in [(3, true), (4, false)] {
+        agent.register(JobNumber(number), &claim(30, 20), at(4)).unwrap();
+        if has_token {
+            agent.set_own_token(JobNumber(number));
+        }
+    }
+    (4..8).for_each(|second| {
+        node.pass(u64::MAX / 4);
+        agent.update(at(second), &mut node);
+    });
+    assert!(agent.job(JobNumber(3)).unwrap().is_running());
+    let waits = agent.job(JobNumber(4)).unwrap().waits;
+    assert!(matches!(waits, Some(WaitReason::ServersFull { .. })), "{waits:?}");
+}
+
+#[test]
+fn a_budget_that_somebody_else_has_changed_is_changed_back() {
+    let (mut agent, mut node) = agent_with_jobs(2);
+    assert_eq!(budgets(&node), [50, 50]);
+    for (told_mib, corrections) in [(90, 1), (20, 2), (50, 2)] {
+        node.jobs.get_mut(&1).unwrap().budget_bytes = told_mib * MIB;
+        agent.update(at(10), &mut node);
+        assert_eq!(budgets(&node), [50, 50]);
+        assert_eq!(agent.job(JobNumber(1)).unwrap().corrections, corrections, "{told_mib}");
+    }
+    assert_eq!(agent.job(JobNumber(2)).unwrap().corrections, 0);
+    node.jobs.get_mut(&2).unwrap().far_bytes = 40 * MIB;
+    agent.update(at(20), &mut node);
+    assert_eq!(agent.job(JobNumber(2)).unwrap().far_bytes, 40 * MIB);
+}
+
+#[test]
+fn what_jobs_keep_beside_their_budgets_is_divided_among_none() {
+    let (mut agent, mut node) = agent_with_jobs(2);
+    let has = |node: &mut ModelNode, beyond_mib: u64| {
+        node.jobs.values_mut().for_each(|job| job.near_bytes = job.budget_bytes + beyond_mib * MIB);
+    };
+    has(&mut node, 6);
+    agent.update(at(500), &mut node);
+    assert_eq!(budgets(&node), [50, 50], "they may not have shrunk yet");
+    for second in 1..30 {
+        agent.update(at(second * 1000), &mut node);
+        has(&mut node, 6);
+        // 8 MiB are kept free for each.
+        assert!(budgets(&node).iter().all(|mib| (41..=42).contains(mib)), "{:?}", budgets(&node));
+        assert!(second == 1 || node.near_bytes_sum() <= 100 * MIB);
+    }
+    // A newcomer is admitted by the least of all, and no budget falls below that.
+    agent.register(JobNumber(3), &claim(100, 60), at(30_000)).unwrap();
+    for second in 31..40 {
+        agent.update(at(second * 1000), &mut node);
+        has(&mut node, 6);
+    }
+    assert_eq!(budgets(&node), [20, 20, 60]);
+    node.jobs.remove(&3);
+    for second in 41..60 {
+        agent.update(at(second * 1000), &mut node);
+        has(&mut node, 0);
+    }
+    assert_eq!(budgets(&node), [50, 50], "what is beside no longer is given back");
 }

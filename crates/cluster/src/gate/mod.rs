@@ -275,6 +275,19 @@ impl GateRound {
         text + ")"
     }
 
+    /// Returns the job that none may overtake any more, and what it waits for.
+    fn closing_job(&self) -> Option<(&str, &GateWait)> {
+        let is_behind = |event: &GateEvent| matches!(event, GateEvent::Waits { reason: GateWait::Turn, .. });
+        let first = self.events.iter().position(is_behind)?;
+        self.events[..first].iter().rev().find_map(|event| match event {
+            GateEvent::Waits {
+                job,
+                reason: reason @ (GateWait::Cores | GateWait::Near { .. } | GateWait::Far { .. }),
+            } => Some((job.as_str(), reason)),
+            _ => None,
+        })
+    }
+
     /// Says in a sentence what a job does or waits for; `None` if the job has no far memory.
     pub fn explain(&self, job: &str) -> Option<String> {
         self.events.iter().rev().find_map(|event| match event {
@@ -283,6 +296,12 @@ impl GateRound {
             }
             GateEvent::Waits { job: id, reason: reason @ GateWait::Far { .. } } if id == job => {
                 Some(format!("job {job} waits: {reason}{}", self.pool_account()))
+            }
+            GateEvent::Waits { job: id, reason: GateWait::Turn } if id == job => {
+                let before = self.closing_job();
+                let before =
+                    before.map_or(String::new(), |(id, reason)| format!("; that is job {id}, for which {reason}"));
+                Some(format!("job {job} waits: {}{before}", GateWait::Turn))
             }
             GateEvent::Waits { job: id, reason } if id == job => Some(format!("job {job} waits: {reason}")),
             GateEvent::Admitted { job: id, node, far_bytes } if id == job => {

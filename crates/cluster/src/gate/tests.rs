@@ -260,6 +260,26 @@ fn a_job_that_lacks_far_memory_is_told_what_was_promised_and_what_servers_store(
     assert_eq!(scheduler.jobs["1"].node, "n1");
 }
 
+#[test]
+fn a_job_behind_one_that_none_may_overtake_is_told_which_and_what_that_lacks() {
+    let mut scheduler = scheduler();
+    for id in ["1", "2", "3"] {
+        scheduler.submit(id, 80, 60);
+    }
+    scheduler.submit("4", 10, 10);
+    scheduler.submit("5", 10, 10);
+    let round = config().round(&mut scheduler, Some(PoolServers::UNKNOWN), 3700).unwrap();
+    for id in ["4", "5"] {
+        let expected = format!(
+            "job {id} waits: {}; that is job 3, for which {}",
+            GateWait::Turn,
+            GateWait::Near { missing_bytes: 20 * MIB }
+        );
+        assert_eq!(round.explain(id).unwrap(), expected);
+    }
+    assert_eq!(config().round(&mut scheduler, None, 3700).unwrap().closing_job(), None);
+}
+
 /// Events are data for programs; the shape is that of serde.
 fn serde_json_of(round: &GateRound) -> String {
     serde_json::to_string(round).unwrap()

@@ -11,7 +11,7 @@
 
 use super::server::check_interrupted;
 use super::sys::{self, Signals};
-use super::{JobRefusal, RunnerBlock};
+use super::{HistoryFile, JobRefusal, RunnerBlock};
 use crate::config::CLAIM_BYTES;
 use farfield_core::policy::cluster::JobClaim;
 use farfield_os::serving;
@@ -45,6 +45,9 @@ pub enum AgentRequest {
         version: u32,
         /// What the job asks for.
         claim: JobClaim,
+        /// Whether the job has a token of its own for the memory servers.
+        #[serde(default)]
+        has_token: bool,
     },
     /// Says that the blocks of the job are there, and that it waits for its start.
     Ready,
@@ -101,6 +104,12 @@ pub struct AgentStatus {
     /// Part of the last seconds in which everything on the node waited for memory, in millionths.
     #[serde(default)]
     pub pressure_ppm: u64,
+    /// Bytes of jobs for which the memory servers have room; `None` if that is unknown, or without limit.
+    #[serde(default)]
+    pub servers_room_bytes: Option<u64>,
+    /// Whether a memory server does not answer, so that no job starts.
+    #[serde(default)]
+    pub is_server_silent: bool,
     /// Rule by which near memory is divided.
     pub policy: String,
     /// Jobs, in the order of their arrival.
@@ -131,6 +140,12 @@ pub struct AgentStatusRow {
     /// Slowdown by far memory between the last two divisions; `None` if the job did too little.
     #[serde(default)]
     pub slowdown: Option<f64>,
+    /// Memory that is stored far, as its processes count it; some of it may be near, too.
+    #[serde(default)]
+    pub far_bytes: u64,
+    /// Number of times that somebody else had changed its budget, and the agent changed it back.
+    #[serde(default)]
+    pub corrections: u64,
 }
 
 /// Reason why bytes are no message.
@@ -215,11 +230,14 @@ pub struct AgentOptions {
     pub claim: JobClaim,
     /// Longest time to wait for room.
     pub wait: Duration,
+    /// File in which the run leaves what it has shown.
+    pub history: Option<HistoryFile>,
 }
 
 /// Connection of a runner to its agent.
 pub(super) struct AgentRegistration {
     options: AgentOptions,
+    has_token: bool,
     deadline: Instant,
     stream: UnixStream,
     buffer: FrameBuffer,
@@ -236,46 +254,42 @@ fn refusal(reason: impl Into<String>) -> JobRefusal {
 }
 
 impl AgentRegistration {
-    /// Registers a job. Blocks until the agent has named the pool, at most for some seconds.
-    pub(super) fn begin(options: &AgentOptions, signals: &Signals) -> Result<AgentRegistration, JobRefusal> {
+    /// Registers a job, which has a token of its own for the memory servers or not. Blocks until the
+    /// agent has named the pool, at most for some seconds.
+    pub(super) fn begin(
+        options: &AgentOptions,
+        has_token: bool,
+        signals: &Signals,
+    ) -> Result<AgentRegistration, JobRefusal> {
         let deadline = Instant::now() + options.wait;
-        AgentRegistration::connect(options, deadline, signals, Instant::now())
+        AgentRegistration::connect(options, has_token, deadline, signals, Instant::now())
     }
 
     fn connect(
         options: &AgentOptions,
+        has_token: bool,
         deadline: Instant,
         signals: &Signals,
         give_up: Instant,
     ) -> Result<AgentRegistration, JobRefusal> {
-        let stream = loop {
-            match connect(&options.socket) {
-                Ok(stream) => break stream,
-                Err(ConnectError::Os(error)) if Instant::now() >= give_up => {
-                    let socket = options.socket.display();
-                    return Err(refusal(format!("no `farfield agent` answers at {socket}: {error}; start one there")));
+        loop {
+            let stream = reach(&options.socket, signals, give_up)?;
+            let (options, buffer) = (options.clone(), FrameBuffer::for_replies());
+            let (socket, urls, token) = (String::new(), Vec::new(), Vec::new());
+            let mut registration =
+                AgentRegistration { options, has_token, deadline, stream, buffer, socket, urls, token };
+            let claim = registration.options.claim.clone();
+            registration.send(&AgentRequest::Register { version: AGENT_VERSION, claim, has_token })?;
+            return match registration.receive(signals, Instant::now() + ANSWER_WITHIN)? {
+                FromAgent::Message(AgentReply::Pool { socket, urls, token }) => {
+                    Ok(AgentRegistration { socket, urls, token: token.into_bytes(), ..registration })
                 }
-                Err(ConnectError::Os(_)) => sys::poll(&[signals.fd()], RETRY_EVERY, &mut Vec::new()),
-                Err(ConnectError::OtherUser(uid)) => {
-                    let socket = options.socket.display();
-                    return Err(refusal(format!("user {uid} listens at {socket}: it must be root's, or yours")));
-                }
-            }
-            check_interrupted(signals)?;
-        };
-        let (options, buffer) = (options.clone(), FrameBuffer::for_replies());
-        let (socket, urls, token) = (String::new(), Vec::new(), Vec::new());
-        let mut registration = AgentRegistration { options, deadline, stream, buffer, socket, urls, token };
-        let claim = registration.options.claim.clone();
-        registration.send(&AgentRequest::Register { version: AGENT_VERSION, claim })?;
-        match registration.receive(signals, Instant::now() + ANSWER_WITHIN)? {
-            FromAgent::Message(AgentReply::Pool { socket, urls, token }) => {
-                Ok(AgentRegistration { socket, urls, token: token.into_bytes(), ..registration })
-            }
-            FromAgent::Message(AgentReply::Refused { reason }) => Err(refusal(reason)),
-            FromAgent::Late => Err(refusal("it does not answer: is it stopped?")),
-            FromAgent::Gone => Err(refusal("it has ended: start it again")),
-            FromAgent::Message(other) => Err(refusal(format!("an answer that makes no sense: {other:?}"))),
+                FromAgent::Message(AgentReply::Refused { reason }) => Err(refusal(reason)),
+                FromAgent::Late => Err(refusal("it does not answer: is it stopped?")),
+                FromAgent::Gone if Instant::now() < give_up => continue,
+                FromAgent::Gone => Err(refusal("it has ended: start it again")),
+                FromAgent::Message(other) => Err(refusal(format!("an answer that makes no sense: {other:?}"))),
+            };
         }
     }
 
@@ -306,7 +320,7 @@ impl AgentRegistration {
         loop {
             match self.receive(signals, self.deadline)? {
                 FromAgent::Message(AgentReply::Waiting { reason }) => {
-                    tell(&format!("waits for near memory: {reason}"));
+                    tell(&format!("waits to start: {reason}"));
                     waits = reason;
                 }
                 FromAgent::Message(AgentReply::Start) => {
@@ -321,7 +335,13 @@ impl AgentRegistration {
                 }
                 FromAgent::Gone => {
                     tell("the agent of this node has ended; waiting until it is back");
-                    self = AgentRegistration::connect(&self.options, self.deadline, signals, self.deadline)?;
+                    self = AgentRegistration::connect(
+                        &self.options,
+                        self.has_token,
+                        self.deadline,
+                        signals,
+                        self.deadline,
+                    )?;
                     // The job keeps the pool for which its blocks were made.
                     self.send(&AgentRequest::Ready)?;
                 }
@@ -365,6 +385,24 @@ enum FromAgent {
     Late,
     /// The agent has closed the connection.
     Gone,
+}
+
+/// Connects to an agent, which may not be there yet. Blocks until `give_up` at most.
+fn reach(socket: &Path, signals: &Signals, give_up: Instant) -> Result<UnixStream, JobRefusal> {
+    let at = socket.display();
+    loop {
+        match connect(socket) {
+            Ok(stream) => return Ok(stream),
+            Err(ConnectError::Os(error)) if Instant::now() >= give_up => {
+                return Err(refusal(format!("no `farfield agent` answers at {at}: {error}; start one there")));
+            }
+            Err(ConnectError::Os(_)) => sys::poll(&[signals.fd()], RETRY_EVERY, &mut Vec::new()),
+            Err(ConnectError::OtherUser(uid)) => {
+                return Err(refusal(format!("user {uid} listens at {at}: it must be root's, or yours")));
+            }
+        }
+        check_interrupted(signals)?;
+    }
 }
 
 /// Reason why there is no connection.
@@ -419,7 +457,7 @@ mod tests {
 
     #[test]
     fn messages_come_in_any_pieces() {
-        let requests = [AgentRequest::Register { version: 7, claim: claim() }, AgentRequest::Ready];
+        let requests = [AgentRequest::Register { version: 7, claim: claim(), has_token: false }, AgentRequest::Ready];
         let bytes: Vec<u8> = requests.iter().flat_map(frame).collect();
         for piece in 1..40 {
             let (mut buffer, mut seen) = (FrameBuffer::for_requests(), Vec::new());

@@ -1,7 +1,7 @@
 //! Runs one job from start to end.
 
 use super::agent::{AgentOptions, AgentRegistration};
-use super::budget::{BudgetDriver, SloOptions};
+use super::budget::{self, BudgetDriver, SloOptions};
 use super::placement::PlacementDriver;
 use super::pool::PoolStatus;
 use super::protection::ProtectionWatch;
@@ -10,13 +10,14 @@ use super::server::{PrivateServer, check_interrupted};
 use super::slot_monitor::SlotMonitor;
 use super::sys::{self, Signals, WaitStatus};
 use super::{
-    ControlBlock, JobRefusal, JobTotals, NearStatus, RunnerBlock, Settings, create_control, far, machine, near, pool,
-    preload, program, requests,
+    ControlBlock, JobRefusal, JobTotals, NearStatus, RunnerBlock, Settings, create_control, far, history, machine,
+    near, pool, preload, program, requests, watched,
 };
 use crate::config::{Capture, ENV_CONTROL};
 use crate::control::{FaultMode, believed, exit};
 use farfield_core::policy::budget_controller::WINDOW;
-use farfield_os::serving;
+use farfield_core::policy::cluster::{FinishedRun, HistoryPoint};
+use farfield_os::{process, serving};
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -143,7 +144,8 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
     let limits = sys::SavedRlimits::lift().map_err(|(resource, bytes)| JobRefusal::Limit { resource, bytes })?;
     let signals = Signals::take(options.pipe_ignored).map_err(os("signals"))?;
     let mut token = options.token.clone();
-    let registration = options.agent.as_ref().map(|agent| AgentRegistration::begin(agent, &signals)).transpose()?;
+    let register = |agent| AgentRegistration::begin(agent, !token.is_empty(), &signals);
+    let registration = options.agent.as_ref().map(register).transpose()?;
     if let Some(given) = registration.as_ref().filter(|given| !given.urls.is_empty()) {
         urls = far::resolve(&given.urls)?;
         // The pool is the agent's. A job with a token of its own is the tenant of that token.
@@ -223,6 +225,8 @@ fn run_job(options: &Options, kept: Option<KeptProcess<'_>>) -> Result<ProgramEx
         near_limit_max_bytes: 0,
         _registration: registration,
         near: TimeWeightedMean::new(started),
+        limit: TimeWeightedMean::new(started),
+        peak_bytes: 0,
         tables_peak_bytes: 0,
         progress: JobProgressLine::new(options.quiet, started),
         ended: None,
@@ -274,6 +278,10 @@ struct RunningJob {
     /// Connection to the agent of the node, open as long as the job runs.
     _registration: Option<AgentRegistration>,
     near: TimeWeightedMean,
+    /// Mean of the budget.
+    limit: TimeWeightedMean,
+    /// Largest sum so far, in bytes, of memory that was near and that was stored far: the job had no more.
+    peak_bytes: u64,
     /// Largest sum in bytes of our own tables, buffers and stacks so far.
     tables_peak_bytes: u64,
     progress: JobProgressLine,
@@ -300,7 +308,10 @@ impl RunningJob {
             self.near_limit_max_bytes = self.near_limit_max_bytes.max(NearStatus::read(&self.control).near_offer_bytes);
             pool::look_for_failures(&self.control);
             if self.ended.is_none() {
-                self.near.add(believed(&self.control.near_bytes).max(0) as f64);
+                let [near, far] = [&self.control.near_bytes, &self.control.far_bytes].map(|it| believed(it).max(0));
+                self.near.add(near as f64);
+                self.limit.add(self.control.config().near_limit() as f64);
+                self.peak_bytes = self.peak_bytes.max((near + far) as u64);
             }
             self.adjust();
             self.look_at_tables();
@@ -518,6 +529,19 @@ impl RunningJob {
                 ));
             }
         }
+        if let Some(agent) = &options.agent
+            && let Some(file) = &agent.history
+        {
+            let is_right = failure.is_none() && program == ProgramExit::Code(0);
+            let run = self.finished_run(agent.claim.memory_bytes, is_right.then_some(wall));
+            match file.add(&run) {
+                Ok(history) if !options.quiet => say(&history::summary(&history, run.memory_bytes)),
+                Ok(_) => {}
+                Err(error) => {
+                    say(&format!("what the run has shown could not be added to {}: {error}", file.0.display()))
+                }
+            }
+        }
         if let Some(file) = file {
             let path = file.path().to_path_buf();
             if let Err(error) = file.write(&report) {
@@ -533,6 +557,22 @@ impl RunningJob {
                 ProgramExit::Code(exit_code)
             }
             None => program,
+        }
+    }
+
+    /// Returns what the run has shown, after its processes have ended. `took` is absent if it ended with
+    /// an error.
+    fn finished_run(&self, memory_bytes: u64, took: Option<Duration>) -> FinishedRun {
+        let busy_ns = process::usage_of_ended_children().cpu_ns;
+        let window = budget::window(&JobTotals::read(&self.control), None, busy_ns);
+        // It could have had its budget near, and no more than there was.
+        let near_bytes = (self.limit.value() as u64).min(self.peak_bytes);
+        let slowdown = HistoryPoint { near_bytes, slowdown: window.slowdown() };
+        FinishedRun {
+            memory_bytes,
+            peak_bytes: self.peak_bytes,
+            slowdown: (window.busy_ns >= watched::BUSY_NS_MIN).then_some(slowdown),
+            seconds: took.map(|took| took.as_secs_f64()),
         }
     }
 

@@ -9,6 +9,7 @@ mod agent;
 mod block;
 mod budget;
 mod far;
+mod history;
 mod job;
 mod job_process;
 pub mod machine;
@@ -34,6 +35,7 @@ pub use agent::{
 pub use block::{ControlBlock, RunnerBlock, Settings, create_control, find_control, find_jobs, find_memfds, processes};
 pub use budget::{SloOptions, SloReport};
 pub use far::pool_builder;
+pub use history::HistoryFile;
 pub use job::{Options, ProgramExit, keep, run};
 pub use near::{NearStatus, offer_near};
 pub use plain::{PlainRun, PlainRunner, progress_columns};

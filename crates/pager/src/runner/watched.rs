@@ -3,6 +3,7 @@
 
 use super::block::Requests;
 use super::{ControlBlock, JobTotals, NearStatus, budget, offer_near, processes, sys};
+use crate::control::believed;
 use farfield_core::policy::cluster::JobClaim;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +17,7 @@ use std::time::Duration;
 const PROCESSES_MAX: usize = 1 << 16;
 
 /// Processor time below which a job did too little for a slowdown.
-const BUSY_NS_MIN: f64 = 2e8;
+pub(super) const BUSY_NS_MIN: f64 = 2e8;
 
 /// What a job had done at an earlier look, for [`WatchedJob::slowdown_since`].
 #[derive(Debug, Default)]
@@ -32,8 +33,8 @@ pub struct WatchedJob {
     /// Descriptor that is readable when the runner has ended.
     pidfd: OwnedFd,
     control: ControlBlock,
-    /// Proof that the process is a runner that this user may command.
-    _requests: (File, Requests),
+    /// Block in which budgets are offered: proof that the process is a runner that this user may command.
+    requests: (File, Requests),
 }
 
 impl WatchedJob {
@@ -47,7 +48,7 @@ impl WatchedJob {
         let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "not a `farfield run`"))?;
         let control = ControlBlock::open(&path)?;
         let requests = control.open_requests()?;
-        Ok(WatchedJob { runner, pidfd, control, _requests: requests })
+        Ok(WatchedJob { runner, pidfd, control, requests })
     }
 
     /// Finds all jobs that the agent at `socket` has admitted and that still run.
@@ -91,6 +92,16 @@ impl WatchedJob {
     /// Offers the job this much near memory at most.
     pub fn offer(&self, bytes: u64) -> Result<(), super::JobRefusal> {
         offer_near(&self.control, bytes)
+    }
+
+    /// Returns the budget that the job was offered last, in bytes, whoever offered it.
+    pub fn told_bytes(&self) -> u64 {
+        self.requests.1.near_offer_bytes.load(Ordering::Acquire)
+    }
+
+    /// Returns the memory of the job that is stored far, in bytes, as its processes count it.
+    pub fn far_bytes(&self) -> u64 {
+        believed(&self.control.far_bytes).max(0) as u64
     }
 
     /// Measures the near memory of the job in bytes: anonymous memory of all processes that descend

@@ -85,6 +85,39 @@ impl Tree {
             }
         }
     }
+
+    /// Returns the bytes for which this backend has room, without its spares.
+    fn room_bytes(&self, room_of: &mut dyn FnMut(&str) -> u64) -> u64 {
+        match self {
+            Tree::Leaf(url) => room_of(url),
+            Tree::Fault(_, inner) => inner.room_bytes(room_of),
+            Tree::Stripe { members, .. } => least_room(members, room_of).saturating_mul(members.len() as u64),
+            Tree::Mirror { members, .. } => least_room(members, room_of),
+            Tree::Ec { code, members, .. } => least_room(members, room_of).saturating_mul(code.data() as u64),
+            Tree::Tier(tiers) => tiers.iter().fold(0, |sum, tier| sum.saturating_add(tier.room_bytes(room_of))),
+        }
+    }
+}
+
+fn least_room(members: &[Tree], room_of: &mut dyn FnMut(&str) -> u64) -> u64 {
+    members.iter().map(|member| member.room_bytes(room_of)).min().unwrap_or(0)
+}
+
+/// Returns the bytes of pages for which a pool over these URLs has room, copies and parity counted
+/// once, if each of its leaves has room for `room_of(leaf)` bytes. A leaf that is named several times
+/// shares its room among them. `None` if one of the URLs cannot be parsed.
+pub fn room_bytes(urls: &[String], mut room_of: impl FnMut(&str) -> u64) -> Option<u64> {
+    let mut members = urls.iter().map(|url| Tree::parse(url)).collect::<Result<Vec<_>, _>>().ok()?;
+    let times = |leaf: &str| urls.iter().flat_map(|url| leaf_urls(url)).filter(|other| *other == leaf).count();
+    let mut part_of = |leaf: &str| match room_of(leaf) {
+        u64::MAX => u64::MAX,
+        bytes => bytes / times(leaf).max(1) as u64,
+    };
+    let pool = match members.len() {
+        1 => members.remove(0),
+        _ => Tree::Stripe { members, group_pages: Deal::GROUP_PAGES },
+    };
+    Some(pool.room_bytes(&mut part_of))
 }
 
 /// Writes a URL that means the same.
@@ -619,6 +652,28 @@ mod tests {
             leaf_urls("stripe(ec(2,1,a:,b:,c:,spare=d:),e:)").collect::<Vec<_>>(),
             ["a:", "b:", "c:", "d:", "e:"]
         );
+    }
+
+    #[test]
+    fn room_is_that_of_the_member_that_is_full_first() {
+        let room = |urls: &[&str]| {
+            let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
+            room_bytes(&urls, |leaf| match leaf {
+                "ssd:" => u64::MAX,
+                _ => leaf.trim_end_matches(':').parse().unwrap(),
+            })
+        };
+        assert_eq!(room(&["10:"]), Some(10));
+        assert_eq!(room(&["10:", "30:"]), Some(20));
+        assert_eq!(room(&["mirror(10:,30:,spare=1:)"]), Some(10));
+        assert_eq!(room(&["ec(2,1,10:,20:,30:)"]), Some(20));
+        assert_eq!(room(&["stripe(mirror(10:,11:),throttle(latency=1ms,30:))"]), Some(20));
+        assert_eq!(room(&["tier(10:,30:)"]), Some(40));
+        assert_eq!(room(&["tier(10:,ssd:)"]), Some(u64::MAX));
+        assert_eq!(room(&["ssd:", "ssd:"]), Some(u64::MAX));
+        assert_eq!(room(&["mirror(ssd:,5:)"]), Some(5));
+        assert_eq!(room(&["stripe(10:,10:)"]), Some(10), "one server, named twice");
+        assert_eq!((room(&["stripe("]), room(&["10:", ""])), (None, None));
     }
 
     #[test]

@@ -185,7 +185,7 @@ pub enum GateDecision {
         /// Part of the pool, in bytes.
         far_bytes: u64,
     },
-    /// An admitted job has not started in time, and waits again.
+    /// An admitted job has not started in time, or its node has gone down, and it waits again.
     Withdraw {
         /// Admitted job.
         job: usize,
@@ -221,7 +221,7 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
         let class = &job.class;
         let reason = match job.phase {
             GatePhase::Running { .. } => continue,
-            GatePhase::Admitted { age_s, .. } if age_s >= rules.start_within_s => {
+            GatePhase::Admitted { node, age_s, .. } if age_s >= rules.start_within_s || !nodes[node].is_up => {
                 decisions.push(GateDecision::Withdraw { job: index });
                 continue;
             }

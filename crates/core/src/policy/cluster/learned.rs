@@ -53,6 +53,11 @@ impl LearnedCurve {
             }));
     }
 
+    /// Returns the measured points, with rising shares.
+    pub fn points(&self) -> impl Iterator<Item = Point> {
+        self.points.iter().flatten().copied()
+    }
+
     /// Returns the class with the curve that the measurements and the foretold one make together. Its
     /// memory and least share are the same. A polynomial is left as it is.
     pub fn class(&self, foretold: &JobClass) -> JobClass {
@@ -60,7 +65,7 @@ impl LearnedCurve {
         if self.points.iter().all(Option::is_none) {
             return foretold.clone();
         }
-        let measured: Vec<Point> = self.points.iter().flatten().copied().collect();
+        let measured: Vec<Point> = self.points().collect();
         let Some(measured) = Curve::through(&measured) else { return foretold.clone() };
         let factor = self.factor(foretold);
         let corners = curve.points().iter().map(|point| point.near).chain([foretold.least(), 1.0]);
@@ -85,7 +90,7 @@ impl LearnedCurve {
     /// Returns what was measured above a slowdown of 1 over what was foretold for the same shares.
     fn factor(&self, foretold: &JobClass) -> f64 {
         let (mut measured, mut expected) = (0.0, 0.0);
-        for point in self.points.iter().flatten() {
+        for point in self.points() {
             measured += point.slowdown - 1.0;
             expected += foretold.run_time().at(point.near) / foretold.seconds() - 1.0;
         }

@@ -7,12 +7,14 @@
 //! for beyond its near memory, whoever of them has it.
 //!
 //! A policy is a division and an order of the waiting jobs ([`order`]). On a real node, budgets then
-//! follow the division as memory moves ([`node`]), and curves what jobs show ([`learned`]); in a real
-//! cluster, a scheduler of its own has the queue, and jobs pass a gate in front of it ([`gate`]).
+//! follow the division as memory moves ([`node`]), and curves what jobs show ([`learned`]), from one run
+//! to the next ([`history`]); in a real cluster, a scheduler of its own has the queue, and jobs pass a
+//! gate in front of it ([`gate`]).
 
 pub mod claim;
 pub mod fit;
 pub mod gate;
+pub mod history;
 pub mod job;
 pub mod learned;
 pub mod node;
@@ -24,6 +26,7 @@ pub use fit::{Cluster, NodeShape, Shortage};
 pub use gate::{
     GateDecision, GateJob, GateNode, GateOffer, GatePhase, GateRules, GateWait, PoolServers, decide, offer,
 };
+pub use history::{FinishedRun, HISTORY_VERSION, HistoryPoint, RunHistory};
 pub use job::{ClassError, JobClass, RunTime};
 pub use learned::LearnedCurve;
 pub use node::JobBudget;

@@ -3,12 +3,15 @@
 //! A division ([`split`](super::split)) says how much each job shall have. Memory moves slowly, and
 //! a job may not follow at all. So a job that shall have less is told at once, and a job that shall
 //! have more is told as room appears. Room is what nobody holds: a job holds its budget, or what it
-//! was measured to have from outside, less a slack, if that is more.
+//! was measured to have from outside, less a slack, if that is more. What a job keeps [beside](beside_bytes)
+//! its budget, within the slack, is left out of the next division.
 
 /// Slack, which a job may have beyond its budget: a part of what it has, and …
 const SLACK_PART: u64 = 50;
 /// … memory that is in no budget, like stacks.
 const SLACK_BYTES: u64 = 16 << 20;
+/// Steps in which memory beside budgets is counted. Smaller ones would move all budgets all the time.
+const BESIDE_STEP_BYTES: u64 = 4 << 20;
 /// Least increase of a budget that is worth telling a job, if it is not the last one.
 const STEP_BYTES: u64 = 4 << 20;
 /// Budgets are whole pages.
@@ -37,6 +40,11 @@ impl JobBudget {
         self.settled_bytes() <= self.offered_bytes
     }
 
+    /// Returns what the job has beyond the budget that it was told, in bytes.
+    pub fn beyond_bytes(&self) -> u64 {
+        self.measured_bytes.saturating_sub(self.offered_bytes)
+    }
+
     /// Returns what the job has without its slack, in bytes.
     fn settled_bytes(&self) -> u64 {
         (self.measured_bytes - self.measured_bytes / SLACK_PART).saturating_sub(SLACK_BYTES)
@@ -62,6 +70,14 @@ pub fn approach(jobs: &mut [JobBudget], memory_bytes: u64) -> u64 {
         room -= job.held_bytes().saturating_sub(held);
     }
     room
+}
+
+/// Returns what is to be kept free for a job that was measured to have `beyond_bytes` more than its budget
+/// and is within its slack, if so far it was `before`: at once more, and less when it is two steps too
+/// much.
+pub fn beside_bytes(before: u64, beyond_bytes: u64) -> u64 {
+    let needed = beyond_bytes.next_multiple_of(BESIDE_STEP_BYTES);
+    if needed > before || needed + 2 * BESIDE_STEP_BYTES <= before { needed } else { before }
 }
 
 /// Returns the budget of a job with the near share `share`, in bytes: whole pages, and no less than
@@ -136,6 +152,25 @@ mod tests {
                 }
             }
             assert!(jobs.iter().all(|job| job.offered_bytes == job.target_bytes), "seed {seed}: {jobs:?}");
+        }
+    }
+
+    #[test]
+    fn memory_beside_budgets_is_kept_free_in_steps() {
+        let after = |before, beyond| beside_bytes(before * MIB, beyond * MIB) / MIB;
+        assert_eq!((after(0, 0), after(0, 1), after(4, 4), after(4, 5)), (0, 4, 4, 8));
+        assert_eq!((after(8, 5), after(8, 4), after(8, 1), after(8, 0)), (8, 8, 8, 0));
+        // Whatever was kept free before, it is enough now, and not much more than enough.
+        for before in (0..40).step_by(4) {
+            for beyond in 0..40 {
+                let free = after(before, beyond);
+                assert!(free >= beyond && free < beyond + 12, "{before} {beyond}");
+            }
+        }
+        // What moves a little does not move budgets.
+        for beyond in 0..40u64 {
+            let free = after(0, beyond);
+            (0..=3).for_each(|less| assert_eq!(after(free, beyond.saturating_sub(less)), free, "{beyond} {less}"));
         }
     }
 

@@ -89,6 +89,8 @@ fn every_reason_to_wait_is_said() {
     let admitted = |age_s| job(10, 10, GatePhase::Admitted { node: 0, far_bytes: 0, age_s });
     check(free, &[admitted(29)], rules(100), GateWait::Starting);
     assert_eq!(decide(&[free], &[admitted(30)], rules(100)), [GateDecision::Withdraw { job: 0 }]);
+    let down = GateNode { is_up: false, ..free };
+    assert_eq!(decide(&[down], &[admitted(0)], rules(100)), [GateDecision::Withdraw { job: 0 }], "not there");
 }
 
 #[test]

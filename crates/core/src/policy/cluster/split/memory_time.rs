@@ -52,6 +52,9 @@ struct Hull {
     corners: Vec<(u16, f64)>,
     /// Change of the cost per share along the edge to the next corner; rising.
     slopes: Vec<f64>,
+    /// Cost at each step, and its change per share from one step to the next.
+    costs: Vec<f64>,
+    rises: Vec<f64>,
 }
 
 /// Solver, with room for its tables.
@@ -61,13 +64,17 @@ pub(super) struct MemoryTime {
     /// For each job: weight of its work, and its corner of the hull.
     weights: Vec<f64>,
     corners: Vec<usize>,
+    /// Corners at the two ends of the multiplier's interval.
+    low_corners: Vec<usize>,
+    high_corners: Vec<usize>,
     trial: Vec<f64>,
 }
 
 impl MemoryTime {
     pub(super) fn new(classes: &[JobClass], floor: fn(&JobClass) -> f64) -> MemoryTime {
         let classes = classes.iter().map(|class| ClassTable::new(class, floor(class))).collect();
-        MemoryTime { classes, weights: Vec::new(), corners: Vec::new(), trial: Vec::new() }
+        let (low_corners, high_corners) = (Vec::new(), Vec::new());
+        MemoryTime { classes, weights: Vec::new(), corners: Vec::new(), low_corners, high_corners, trial: Vec::new() }
     }
 
     /// Improves a division that uses all memory.
@@ -117,7 +124,9 @@ impl MemoryTime {
 
     /// Minimises N - λ C into `trial`. Returns false if the floors do not fit.
     fn minimise(&mut self, jobs: &[JobProgress], memory: f64, lambda: f64) -> bool {
-        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        let (mut low, mut high, mut used) = (f64::INFINITY, f64::NEG_INFINITY, 0.0);
+        self.low_corners.clear();
+        self.high_corners.clear();
         for (job, weight) in jobs.iter().zip(&self.weights) {
             let class = &mut self.classes[job.class];
             class.make_hull(lambda);
@@ -125,31 +134,41 @@ impl MemoryTime {
                 low = low.min(weight * first);
                 high = high.max(weight * last);
             }
+            self.low_corners.push(0);
+            self.high_corners.push(class.hull.slopes.len());
+            used += class.memory * class.corner_share(0);
         }
         // Below the least slope all jobs have their floors, above the greatest they have all.
-        low -= low.abs() * 1e-9 + f64::MIN_POSITIVE;
-        if self.advance(jobs, low) > memory {
+        if used > memory {
             return false;
         }
+        low -= low.abs() * 1e-9 + f64::MIN_POSITIVE;
         for _ in 0..HALVINGS {
             let middle = f64::midpoint(low, high);
-            let fits = self.advance(jobs, middle) <= memory;
-            *if fits { &mut low } else { &mut high } = middle;
+            let needed = self.advance(jobs, middle);
+            if needed <= memory {
+                (low, used) = (middle, needed);
+                core::mem::swap(&mut self.low_corners, &mut self.corners);
+            } else {
+                high = middle;
+                core::mem::swap(&mut self.high_corners, &mut self.corners);
+            }
         }
-        let used = self.advance(jobs, low);
+        self.corners.clone_from(&self.low_corners);
         self.climb(jobs, memory - used);
         true
     }
 
-    /// Moves each job to the last corner whose edge has a slope below the multiplier. Returns the
-    /// bytes used.
+    /// Moves each job to the last corner whose edge has a slope below the multiplier, which is between
+    /// its corners at the ends of the interval. Returns the bytes used.
     fn advance(&mut self, jobs: &[JobProgress], multiplier: f64) -> f64 {
         self.corners.clear();
         let mut used = 0.0;
-        for (job, weight) in jobs.iter().zip(&self.weights) {
+        let ends = self.low_corners.iter().zip(&self.high_corners);
+        for ((job, weight), (&low, &high)) in jobs.iter().zip(&self.weights).zip(ends) {
             let class = &self.classes[job.class];
             let bound = multiplier / weight;
-            let corner = class.hull.slopes.partition_point(|slope| *slope < bound);
+            let corner = low + class.hull.slopes[low..high].partition_point(|slope| *slope < bound);
             used += class.memory * class.corner_share(corner);
             self.corners.push(corner);
         }
@@ -248,7 +267,13 @@ impl ClassTable {
             .map(|step| if step == STEPS { 1.0 } else { floor + span * step as f64 / STEPS as f64 })
             .collect();
         let seconds = share.iter().map(|share| class.run_time().at(*share)).collect();
-        let hull = Hull { lambda: f64::NAN, corners: Vec::with_capacity(STEPS + 1), slopes: Vec::with_capacity(STEPS) };
+        let hull = Hull {
+            lambda: f64::NAN,
+            corners: Vec::with_capacity(STEPS + 1),
+            slopes: Vec::with_capacity(STEPS),
+            costs: Vec::with_capacity(STEPS + 1),
+            rises: Vec::with_capacity(STEPS),
+        };
         ClassTable { memory: class.memory_bytes() as f64, floor, share, seconds, hull }
     }
 
@@ -293,10 +318,18 @@ impl ClassTable {
             return;
         }
         let step_share = (1.0 - *floor) / STEPS as f64;
+        // Without the chain's branches between them, these are computed side by side.
         let costs = seconds.iter().zip(&*share).map(|(seconds, share)| seconds * (share - lambda * (1.0 - share)));
-        for (step, cost) in (0..=u16_of(STEPS)).zip(costs) {
+        hull.costs.clear();
+        hull.costs.extend(costs);
+        hull.rises.clear();
+        hull.rises.extend(hull.costs.windows(2).map(|pair| (pair[1] - pair[0]) / step_share));
+        for (step, &cost) in (0..=u16_of(STEPS)).zip(&hull.costs) {
             while let Some(&(before, before_cost)) = hull.corners.last() {
-                let slope = (cost - before_cost) / (f64::from(step - before) * step_share);
+                let slope = match step - before {
+                    1 => hull.rises[usize::from(before)],
+                    steps => (cost - before_cost) / (f64::from(steps) * step_share),
+                };
                 if hull.slopes.last().is_none_or(|last| *last < slope) {
                     hull.slopes.push(slope);
                     break;
