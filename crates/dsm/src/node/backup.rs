@@ -16,10 +16,9 @@
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::groups::{group_contents, visit_group};
-use super::{AtomicStep, NodeId, ShareNode};
+use super::{AtomicStep, ShareNode};
 use crate::arena::ShareArena;
 use crate::backup::{BackupError, BackupRegion, LostReplica};
-use crate::message::ShareMessage;
 use crate::object::ObjectContents;
 use crate::ptr::MemberType;
 use crate::stats::count;
@@ -70,7 +69,7 @@ struct BackupState {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackupEnd {
-    /// The first process knows that the backup is of no use.
+    /// Whoever would take the backup over knows that it is of no use.
     Lost,
     /// The objects of this node are kept by another one now.
     TakenOver,
@@ -529,8 +528,8 @@ impl ShareNode {
         }
     }
 
-    /// Ends the backup after an error, and tells the first process before any other message leaves: what is
-    /// stored is older than what others will know.
+    /// Ends the backup after an error, and has that known before any other message leaves: what is stored is older than
+    /// what others will know.
     fn end_backup(&self, error: &BackupError) -> BackupEnd {
         if matches!(error, BackupError::Fenced) {
             self.first.expelled(None);
@@ -540,8 +539,8 @@ impl ShareNode {
         self.say_lost(None).unwrap_or(BackupEnd::Lost)
     }
 
-    /// Goes on without the replicas that have failed. The first process knows before any message leaves that follows
-    /// from what they have not stored. Returns why the backup ends, if it does.
+    /// Goes on without the replicas that have failed. Whoever would take the backup over knows before any message
+    /// leaves that follows from what they have not stored. Returns why the backup ends, if it does.
     fn go_on_without(&self, lost: &[LostReplica]) -> Option<BackupEnd> {
         lost.iter().find_map(|LostReplica { number, url, error }| {
             let node = self.id;
@@ -550,18 +549,9 @@ impl ShareNode {
         })
     }
 
-    /// Tells the first process that a replica of the backup is of no use, or all of it. Returns why the backup ends, if
-    /// that process has another say.
+    /// Says that a replica of the backup is of no use, or all of it, and waits until that is known. Returns why the
+    /// backup ends, if somebody takes it over already.
     fn say_lost(&self, replica: Option<u8>) -> Option<BackupEnd> {
-        loop {
-            match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost { replica }) {
-                Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
-                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled { .. }) => {
-                    return Some(BackupEnd::TakenOver);
-                }
-                // Without the first process this one ends, too.
-                _ => return None,
-            }
-        }
+        (!self.authority().lose_backup(self, replica)).then_some(BackupEnd::TakenOver)
     }
 }

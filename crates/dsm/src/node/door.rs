@@ -68,7 +68,10 @@ impl ShareNode {
             ShareMessage::Hello { address } => {
                 Some(if self.peers.introduce(sender, address) { ShareReply::Done } else { ShareReply::NoPlace })
             }
-            ShareMessage::Peers { addresses } => self.peers.introduce_all(addresses).then_some(ShareReply::Done),
+            ShareMessage::Peers { addresses } => {
+                let is_all = self.peers.introduce_all(addresses);
+                is_all.then(|| self.first.begin()).map(|()| ShareReply::Done)
+            }
             ShareMessage::Join => Some(self.peers.promise_place().map_or(ShareReply::NoPlace, ShareReply::Invited)),
             ShareMessage::Beat => {
                 self.first.hear();

@@ -90,6 +90,9 @@ impl ShareNode {
         }
         let lost: Vec<_> = (0..self.peers.count()).filter(|node| self.peers.is_lost(super::NodeId(*node))).collect();
         text += &format!("lost_nodes {}\nview {}\n", join(&lost), self.peers.view());
+        if self.authority().is_elected() {
+            text += &format!("leads {}\n", u8::from(self.first.leads()));
+        }
         // Writing into a string cannot fail.
         for (index, WaitNote { cause, node, since }) in self.wait_notes.all().iter().take(WAITS_MAX).enumerate() {
             let (kind, word) = match cause {
