@@ -32,6 +32,7 @@ const TESTS: &[(&str, fn())] = &[
 /// Tests of the deep tier, or by name.
 const DEEP_TESTS: &[(&str, fn())] = &[
     ("most_of_the_servers_must_live", most_of_the_servers_must_live),
+    ("a_memory_server_that_comes_back_is_taken_over_from", a_memory_server_that_comes_back_is_taken_over_from),
     ("leaders_are_killed_at_any_moment", leaders_are_killed_at_any_moment),
 ];
 
@@ -330,7 +331,11 @@ fn the_last_node_leads_when_all_others_are_killed() {
 
 /// A memory server that frees regions as soon as nobody has them open, and its URL.
 fn memory_server() -> (Running, String) {
-    let server = Running::start(farfield().args(["serve", "--listen", "tcp://127.0.0.1:0", "--lease", "0s"]));
+    memory_server_at("tcp://127.0.0.1:0", "0s")
+}
+
+fn memory_server_at(url: &str, lease: &str) -> (Running, String) {
+    let server = Running::start(farfield().args(["serve", "--listen", url, "--lease", lease]));
     let ready: serde_json::Value = serde_json::from_str(&server.line()).expect("it says where it listens");
     let url = ready["endpoints"][0].as_str().expect("a URL").to_owned();
     (server, url)
@@ -442,6 +447,34 @@ fn most_of_the_servers_must_live() {
         assert!(errors.contains(&said), "{errors}");
     }
     assert!(errors.contains("most of its servers must run") || errors.contains("it cannot be reached"), "{errors}");
+}
+
+/// One of two memory servers comes back, and is the only one when the first node dies.
+fn a_memory_server_that_comes_back_is_taken_over_from() {
+    let [(first, first_url), (last, last_url)] = [(); 2].map(|()| memory_server_at("tcp://127.0.0.1:0", "10s"));
+    let counting = CountingProgram::start("back", 0, &["--backup", &format!("mirror({first_url},{last_url})")]);
+    counting.count();
+    let servers = || {
+        let pid = counting.processes[0].to_string();
+        let status = farfield().args(["share", "status", "--json", &pid]).output().unwrap();
+        let view: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        view["nodes"][0]["counters"]["backup_servers"].as_u64()
+    };
+    until("both keep it", || servers() == Some(2));
+    drop(first);
+    until("one is lost", || servers() == Some(1));
+    let _again = memory_server_at(&first_url, "10s");
+    until("it is filled", || servers() == Some(2));
+    drop(last);
+    until("the other one is lost", || servers() == Some(1));
+    let mut count = 0;
+    while let Ok(next) = counting.run.line_now() {
+        count = next.strip_prefix("count ").map_or(count, |next| next.parse().unwrap());
+    }
+    kill(counting.processes[0]);
+    counting.leader(1, 1);
+    assert!(counting.count() >= count && count > 0);
+    counting.end();
 }
 
 /// The node that leads is killed at any moment, with etcd and what it keeps on its way.

@@ -39,7 +39,6 @@ const REPLICAS_MAX: usize = 8;
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupAccess {
     replicas: Vec<ReplicaAccess>,
-    token: String,
     /// Bytes of objects for which the region has room.
     pub(crate) object_bytes: u64,
 }
@@ -53,9 +52,29 @@ impl core::fmt::Debug for BackupAccess {
 
 /// Right to one region.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct ReplicaAccess {
+pub(crate) struct ReplicaAccess {
     url: String,
+    token: String,
     share: String,
+}
+
+impl ReplicaAccess {
+    /// Returns the secret by which the region is joined. Who has it needs the token of the server, too.
+    pub(crate) fn into_share(self) -> String {
+        self.share
+    }
+
+    /// Joins the session at the memory server: the region is there as long as one process has it open.
+    pub(crate) fn attach(&self) -> Result<Arc<dyn Backend>, BackupError> {
+        let share = Share::from_secret(&self.share).ok_or(BackupError::Malformed)?;
+        builder(&self.url, &self.token).attach(&share).map_err(BackupError::server)
+    }
+}
+
+impl core::fmt::Debug for ReplicaAccess {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ReplicaAccess(at {})", self.url)
+    }
 }
 
 /// Sessions that keep the regions of a backup.
@@ -117,7 +136,7 @@ pub(crate) struct BackupRegion {
 }
 
 /// Region at one memory server, open.
-struct Replica {
+pub(crate) struct Replica {
     number: u8,
     url: String,
     lane: Box<dyn Lane>,
@@ -125,6 +144,10 @@ struct Replica {
     /// Buffer of one page, for the many small batches.
     page: Option<Buffer>,
     _backend: Arc<dyn Backend>,
+}
+
+fn builder(url: &str, token: &str) -> PoolBuilder {
+    PoolBuilder::new().url(url).token(token).client_name("share-backup").deadline(WITHIN)
 }
 
 /// Returns the URLs of the replicas that a URL of a backup names.
@@ -152,20 +175,40 @@ impl BackupAccess {
         let failed = |problem: String| NodeStartError::Backup { url: url.to_owned(), problem };
         let one_server = "a backup is kept by one memory server, or by several: write tcp://HOST:PORT, unix:PATH, or \
                           mirror(URL,URL)";
-        let mut access = BackupAccess { replicas: Vec::new(), token: token.into(), object_bytes };
+        let mut access = BackupAccess { replicas: Vec::new(), object_bytes };
         let mut sessions = Vec::new();
         for url in replica_urls(url).map_err(|problem| failed(problem.into()))? {
-            let builder = PoolBuilder::new().url(url).token(token).client_name("share-backup").deadline(WITHIN);
-            let pages = access.layout().pages();
-            let backend = builder.pages(pages).open().map_err(|error| failed(error.to_string()))?;
+            let backend = builder(url, token).pages(access.layout().pages()).open();
+            let backend = backend.map_err(|error| failed(error.to_string()))?;
             let share = backend.share().map_err(|_| failed(one_server.into()))?.to_secret();
-            access.replicas.push(ReplicaAccess { url: url.into(), share });
+            access.replicas.push(ReplicaAccess { url: url.into(), token: token.into(), share });
             sessions.push(backend);
         }
         // As the node will.
         let mut region = access.open().map_err(|error| failed(format!("{error}: {one_server}")))?;
         region.commit_word().map_err(|error| failed(error.to_string()))?;
         Ok((access, sessions))
+    }
+
+    /// Returns whether there are several replicas.
+    pub(crate) fn is_mirror(&self) -> bool {
+        self.replicas.len() > 1
+    }
+
+    /// Opens a new region in place of a replica that was given up, for the only writer of the backup.
+    pub(crate) fn replace(&self, number: u8) -> Result<(Replica, ReplicaAccess), BackupError> {
+        let ReplicaAccess { url, token, .. } = self.replicas.get(usize::from(number)).ok_or(BackupError::Malformed)?;
+        let backend = builder(url, token).pages(self.layout().pages()).open().map_err(BackupError::server)?;
+        let share = backend.share().map_err(BackupError::server)?.to_secret();
+        let access = ReplicaAccess { url: url.clone(), token: token.clone(), share };
+        Ok((Replica::new(number, url, backend)?, access))
+    }
+
+    /// Records that a replica is in another region now, which is joined by this secret.
+    pub(crate) fn set_share(&mut self, number: u8, share: String) {
+        if let Some(replica) = self.replicas.get_mut(usize::from(number)) {
+            replica.share = share;
+        }
     }
 
     /// Returns the URLs of the memory servers.
@@ -201,22 +244,13 @@ impl BackupAccess {
     /// Joins the sessions at the memory servers: the regions are there as long as one process has them open.
     #[cfg(feature = "etcd")]
     pub(crate) fn hold(&self) -> Result<BackupSessions, BackupError> {
-        self.replicas.iter().map(|replica| self.attach(replica)).collect()
-    }
-
-    fn attach(&self, ReplicaAccess { url, share }: &ReplicaAccess) -> Result<Arc<dyn Backend>, BackupError> {
-        let share = Share::from_secret(share).ok_or(BackupError::Malformed)?;
-        let builder = PoolBuilder::new().url(&**url).token(&*self.token).client_name("share-backup");
-        builder.deadline(WITHIN).attach(&share).map_err(BackupError::server)
+        self.replicas.iter().map(ReplicaAccess::attach).collect()
     }
 
     fn open_replica(&self, number: usize) -> Result<Replica, BackupError> {
         let access = self.replicas.get(number).ok_or(BackupError::Malformed)?;
-        let (url, backend) = (&access.url, self.attach(access)?);
-        let lane = backend.open_lane().map_err(BackupError::server)?;
-        let calls = backend.open_calls().map_err(BackupError::server)?;
         let number = u8::try_from(number).map_err(|_| BackupError::Malformed)?;
-        Ok(Replica { number, url: url.clone(), lane, calls, page: None, _backend: backend })
+        Replica::new(number, &access.url, access.attach()?)
     }
 }
 
@@ -228,6 +262,26 @@ impl BackupRegion {
     /// Returns how many replicas have all that counts.
     pub(crate) fn replicas(&self) -> usize {
         self.replicas.len()
+    }
+
+    /// Adds a new replica, behind this commit word. It has what counts when a checkpoint is written.
+    pub(crate) fn add(&mut self, mut replica: Replica, commit: CommitWord) -> Result<(), BackupError> {
+        let unused = CommitWord::from_bits(0);
+        if replica.exchange(unused, commit)? != unused {
+            return Err(BackupError::Malformed);
+        }
+        self.replicas.push(replica);
+        Ok(())
+    }
+
+    /// Returns whether a replica has all that counts.
+    pub(crate) fn has(&self, number: u8) -> bool {
+        self.replicas.iter().any(|replica| replica.number == number)
+    }
+
+    /// Gives a replica up.
+    pub(crate) fn remove(&mut self, number: u8) {
+        self.replicas.retain(|replica| replica.number != number);
     }
 
     /// Returns the replicas that were given up since this was called last.
@@ -362,6 +416,17 @@ fn next_write(replica: &mut Replica, bytes: &[u8], first_page: u64, written: &mu
 }
 
 impl Replica {
+    fn new(number: u8, url: &str, backend: Arc<dyn Backend>) -> Result<Replica, BackupError> {
+        let lane = backend.open_lane().map_err(BackupError::server)?;
+        let calls = backend.open_calls().map_err(BackupError::server)?;
+        Ok(Replica { number, url: url.to_owned(), lane, calls, page: None, _backend: backend })
+    }
+
+    /// Returns the number of the replica, in the order of the URLs.
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+
     /// Returns the commit word.
     fn commit_word(&mut self) -> Result<CommitWord, BackupError> {
         let word = self.ask(&Ask::Add { offset: CommitWord::OFFSET, add: 0 })?;

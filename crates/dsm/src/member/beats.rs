@@ -100,11 +100,10 @@ impl FirstProcess {
         self.lock().ended.clone()
     }
 
-    /// Waits for this time, or until the node ends.
-    #[cfg(feature = "etcd")]
-    pub(super) fn pause(&self, time: Duration) {
+    /// Waits for this time, or until the node ends. Returns whether it ends.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
         let ended = self.changed.wait_timeout_while(self.lock(), time, |known| known.ended.is_none());
-        drop(ended.unwrap_or_else(PoisonError::into_inner));
+        ended.unwrap_or_else(PoisonError::into_inner).0.ended.is_some()
     }
 
     /// Ends the node.
@@ -208,9 +207,10 @@ impl LookedAfter {
 
     /// Takes over the backup of the node, which is gone, if it has one. Returns who keeps its objects.
     fn promote(&self, node: &ShareNode) -> Option<u16> {
-        let access = self.backups.of(self.id)?;
+        let mut access = self.backups.of(self.id)?.clone();
         // From now on the node is not heard if it wants to go on without a server, or without a backup.
-        let lost = node.peers.begin_take_over(self.id)?;
+        let (lost, restored) = node.peers.begin_take_over(self.id)?;
+        restored.into_iter().for_each(|(replica, region)| access.set_share(replica, region.into_share()));
         let is_lost = |replica: u8| lost >> replica & 1 == 1;
         match access.open_for_take_over(is_lost).and_then(|mut region| region.take_over()) {
             Ok(image) => {

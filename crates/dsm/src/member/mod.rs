@@ -19,7 +19,7 @@ pub(crate) use first::{Members, start};
 pub(crate) use order::order;
 pub(crate) use others::{invitation, join, serve};
 
-use crate::backup::BackupAccess;
+use crate::backup::{BackupAccess, ReplicaAccess};
 use crate::message::ShareMessage;
 use crate::node::ShareNode;
 use crate::{NodeId, NodeStartError, ShareError};
@@ -70,6 +70,10 @@ pub(crate) trait MemberAuthority: Send + Sync {
     /// when this returns. Returns false if somebody takes it over already: the node must end. Waits.
     fn lose_backup(&self, node: &ShareNode, replica: Option<u8>) -> bool;
 
+    /// Records that a replica of the node's backup is in another region, and has all that counts. Whoever takes the
+    /// backup over knows it when this returns. Waits.
+    fn restore_backup(&self, node: &ShareNode, replica: u8, access: ReplicaAccess) -> ReplicaVerdict;
+
     /// Keeps which value has a name, or that none has it. Returns false if the node ends instead. Waits.
     fn keep_name(&self, node: &ShareNode, name: &str, value: Option<&NamedValue>) -> bool;
 
@@ -78,6 +82,17 @@ pub(crate) trait MemberAuthority: Send + Sync {
 
     /// Records that the program has ended.
     fn program_ended(&self);
+}
+
+/// Answer to a node that has a new region for a replica of its backup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReplicaVerdict {
+    /// The backup may be taken over from there.
+    Used,
+    /// The region is not looked at by whoever takes the backup over.
+    Unused,
+    /// The backup is taken over already: the node must end.
+    TakenOver,
 }
 
 /// Authority of the first process: what it knows need not outlive it.
@@ -96,6 +111,18 @@ impl MemberAuthority for SoloAuthority {
                 // Without the first process this one ends, too.
                 _ => return true,
             }
+        }
+    }
+
+    fn restore_backup(&self, node: &ShareNode, replica: u8, access: ReplicaAccess) -> ReplicaVerdict {
+        loop {
+            let message = ShareMessage::BackupRestored { replica, access: access.clone() };
+            return match node.peers.tell(node, NodeId(0), message).map_err(|unanswered| unanswered.error) {
+                Ok(()) => ReplicaVerdict::Used,
+                Err(ShareError::Silent { .. }) => continue,
+                Err(ShareError::Expelled { .. }) => ReplicaVerdict::TakenOver,
+                Err(_) => ReplicaVerdict::Unused,
+            };
         }
     }
 

@@ -21,6 +21,9 @@ const EXPEL_AFTER: Duration = Duration::from_secs(15);
 /// Least time after which a node is expelled: some signs of life may be late.
 const EXPEL_AFTER_MIN: Duration = Duration::from_secs(2);
 
+/// Time between two attempts to use a memory server again that has kept a backup and was given up.
+const RESTORE_EVERY: Duration = Duration::from_secs(2);
+
 /// Configuration of the nodes of a program.
 #[derive(Clone, Debug)]
 pub struct NodeBuilder {
@@ -248,8 +251,8 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a node that knows no other yet.
     pub(crate) fn start(start: StartPoint, config: &NodeBuilder) -> Result<Running, NodeStartError> {
-        let StartPoint { id, first_partition, build, token, listen, backup } = start;
-        let backup = backup.map(|access| open_backup(&access, config)).transpose()?;
+        let StartPoint { id, first_partition, build, token, listen, backup: access } = start;
+        let backup = access.clone().map(|access| open_backup(&access, config)).transpose()?;
         // Nodes of a program have one token; who sees this does not know it.
         let program = twox_hash::XxHash3_64::oneshot(token.as_bytes());
         let listen: ListenUrl = listen.parse().map_err(NodeStartError::Listen)?;
@@ -272,6 +275,20 @@ impl Running {
         FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
         let notice = NoticeThread::start(&node, program)?;
+        if let Some(access) = access.filter(BackupAccess::is_mirror) {
+            let node = Arc::downgrade(&node);
+            std::thread::Builder::new()
+                .name("share-replicas".into())
+                .spawn(move || {
+                    while let Some(node) = node.upgrade() {
+                        node.restore_replicas(&access);
+                        if node.first.pause(RESTORE_EVERY) {
+                            return;
+                        }
+                    }
+                })
+                .map_err(NodeStartError::os("start a thread"))?;
+        }
         Ok(Running { node, server, _notice: notice })
     }
 

@@ -253,7 +253,8 @@ impl ShareNode {
     }
 
     pub(crate) fn stats(&self) -> NodeStats {
-        self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), self.promoted.count())
+        let backup_servers = self.backup_lag().map_or(0, |(_, left, _)| left as u64);
+        self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), backup_servers, self.promoted.count())
     }
 
     /// Returns the authority on the members.

@@ -11,21 +11,22 @@
 //! | `member/view` | changes of the view, as JSON | the program's lease |
 //! | `member/node/N` | URL of node N | the lease of the node |
 //! | `member/over` | none: the program has ended | a lease of a minute |
-//! | `lost/N` | replicas of node N's backup that are of no use | the program's lease |
+//! | `lost/N` | replicas of node N's backup that are of no use, or in other regions, as JSON | the program's lease |
 //! | `taken/N` | none: node N's backup is taken over, and `lost/N` does not change | the program's lease |
 //! | `name/NAME` | word and type of a named value, as JSON | the program's lease |
 
 mod client;
 
 use super::beats::{BEAT_EVERY, is_refused};
-use super::{ElectionInvitation, MemberAuthority, NodeEnd, others, random_secret, say};
-use crate::backup::{BackupAccess, BackupSessions};
+use super::{ElectionInvitation, MemberAuthority, NodeEnd, ReplicaVerdict, others, random_secret, say};
+use crate::backup::{BackupAccess, BackupSessions, ReplicaAccess};
 use crate::node::{NodeBuilder, Running, ShareNode};
 use crate::{NodeId, NodeStartError};
 use client::{EtcdClient, EtcdCondition, EtcdError, EtcdStep, StoredValue};
 use farfield_core::dsm::{
     LeaseTerm, LossCause, MemberStep, MemberView, NamedValue, OwnerWord, ViewChange, watched_node,
 };
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -58,10 +59,19 @@ struct EtcdAuthority {
     term: Mutex<LeaseTerm>,
     /// Time for which etcd grants leases.
     granted: Duration,
-    /// Replicas of this node's backup that are of no use, as etcd knows them or will.
-    lost_replicas: Mutex<u16>,
+    /// State of this node's backup, as etcd knows it or will.
+    backup: Mutex<StoredReplicas>,
     /// Regions of the other nodes' backups, which are there as long as a process has them open.
     _held: Vec<BackupSessions>,
+}
+
+/// State of a node's backup.
+#[derive(Default, Serialize, Deserialize)]
+struct StoredReplicas {
+    /// Replicas that are of no use, a bit each.
+    lost: u16,
+    /// Replicas that are in other regions than at first, with the secrets by which these are joined.
+    restored: Vec<(u8, String)>,
 }
 
 /// Keys under `member/`, as they are at one moment.
@@ -129,7 +139,7 @@ pub(super) fn begin(
         started,
         term: Mutex::new(LeaseTerm::granted(Duration::ZERO, term)),
         granted: term,
-        lost_replicas: Mutex::default(),
+        backup: Mutex::default(),
         _held: held,
     });
     let (key, url) = (authority.node_key(node.id), running.address().url);
@@ -276,10 +286,13 @@ impl EtcdAuthority {
         let steps = [EtcdStep::Put { key: &taken, value: b"", lease: self.invitation.lease }, EtcdStep::Get(&lost)];
         let found = self.client.transact(&[], &steps, WITHIN)?.found;
         let lost = found.into_iter().flatten().next();
-        let lost: u16 = lost.map_or(0, |lost| serde_json::from_slice(&lost.value).unwrap_or(ALL_REPLICAS));
-        if lost & ALL_REPLICAS != 0 {
+        let state =
+            lost.map_or_else(|| Some(StoredReplicas::default()), |lost| serde_json::from_slice(&lost.value).ok());
+        let Some(StoredReplicas { lost, restored }) = state.filter(|state| state.lost & ALL_REPLICAS == 0) else {
             return Ok(None);
-        }
+        };
+        let mut access = access.clone();
+        restored.into_iter().for_each(|(replica, share)| access.set_share(replica, share));
         let region = access.open_for_take_over(|replica| lost >> replica & 1 == 1);
         Ok(match region.and_then(|mut region| region.take_over()) {
             Ok(image) => {
@@ -291,6 +304,14 @@ impl EtcdAuthority {
                 None
             }
         })
+    }
+
+    /// Lets etcd know the state of this node's backup. Returns false if that is taken over already.
+    fn insist_on_backup(&self, node: &ShareNode, state: &StoredReplicas) -> bool {
+        let (taken, key) = (self.key(&format!("taken/{}", self.id)), self.key(&format!("lost/{}", self.id)));
+        let value = serde_json::to_vec(state).unwrap_or_default();
+        let put = EtcdStep::Put { key: &key, value: &value, lease: self.invitation.lease };
+        self.insist(node, Some(EtcdCondition::Absent(&taken)), &put)
     }
 
     /// Asks for a step again and again until etcd has done it, or the node ends. Returns false if this node has no
@@ -314,12 +335,18 @@ impl MemberAuthority for EtcdAuthority {
     }
 
     fn lose_backup(&self, node: &ShareNode, replica: Option<u8>) -> bool {
-        let mut lost = lock(&self.lost_replicas);
-        *lost |= replica.map_or(ALL_REPLICAS, |replica| 1 << (replica & 7));
-        let (taken, key) = (self.key(&format!("taken/{}", self.id)), self.key(&format!("lost/{}", self.id)));
-        let value = lost.to_string();
-        let put = EtcdStep::Put { key: &key, value: value.as_bytes(), lease: self.invitation.lease };
-        self.insist(node, Some(EtcdCondition::Absent(&taken)), &put)
+        let mut state = lock(&self.backup);
+        state.lost |= replica.map_or(ALL_REPLICAS, |replica| 1 << (replica & 7));
+        state.restored.retain(|(restored, _)| Some(*restored) != replica);
+        self.insist_on_backup(node, &state)
+    }
+
+    fn restore_backup(&self, node: &ShareNode, replica: u8, access: ReplicaAccess) -> ReplicaVerdict {
+        let mut state = lock(&self.backup);
+        state.lost &= !(1 << (replica & 7));
+        state.restored.retain(|(restored, _)| *restored != replica);
+        state.restored.push((replica, access.into_share()));
+        if self.insist_on_backup(node, &state) { ReplicaVerdict::Used } else { ReplicaVerdict::TakenOver }
     }
 
     fn keep_name(&self, node: &ShareNode, name: &str, value: Option<&NamedValue>) -> bool {
@@ -429,7 +456,7 @@ mod tests {
             started: Instant::now(),
             term: Mutex::new(LeaseTerm::granted(Duration::ZERO, granted)),
             granted,
-            lost_replicas: Mutex::default(),
+            backup: Mutex::default(),
             _held: Vec::new(),
         };
         let key = authority.node_key(node.id);
@@ -501,7 +528,7 @@ mod tests {
         assert_eq!(node.peers.view(), 0);
         let (other, of_other) = member(&invitation, 2);
         let lost = of_other.client.range(&of_other.key("lost/"), WITHIN).unwrap();
-        assert_eq!(lost["1"].value, b"2");
+        assert_eq!(lost["1"].value, br#"{"lost":2,"restored":[]}"#);
         // A backup that is taken over is not given up any more.
         assert!(matches!(of_other.take_over(&other, NodeId(2)), Ok(None)));
         let taken = of_other.key("taken/2");
