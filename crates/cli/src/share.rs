@@ -66,6 +66,10 @@ struct ShareRunArgs {
     /// File whose first line is the token for that server [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE", requires = "backup")]
     backup_token_file: Option<PathBuf>,
+    /// Servers of etcd that decide which nodes live, so that no node is special: http://HOST:2379, or several with
+    /// commas. If the first process dies, the next one runs the program. With --join: as this machine reaches them
+    #[arg(long, value_name = "URL,…")]
+    etcd: Option<String>,
     /// File whose first line is the secret of the program's nodes [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -86,6 +90,8 @@ Examples:
                                                           Such a process, on another machine
   farfield share run --nodes 3 --backup tcp://mem:7400 -- ./simulate grid.toml
                                                           What a node has handed over outlives it
+  farfield share run --nodes 3 --etcd http://etcd:2379 --backup tcp://mem:7400 -- ./simulate grid.toml
+                                                          Any of them may die, the first one, too
   farfield share status                                   Which nodes run on this machine
   farfield share explain 4711                             What the tasks of process 4711's program wait for
 
@@ -134,6 +140,7 @@ fn start(args: ShareRunArgs) -> anyhow::Result<std::convert::Infallible> {
         workers: args.workers,
         expel_after: args.expel_after,
         token: (!token.is_empty()).then_some(token),
+        etcd: args.etcd,
         backup: args.backup,
         backup_token: (!backup_token.is_empty()).then_some(backup_token),
         wait: args.wait,

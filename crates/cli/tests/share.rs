@@ -70,9 +70,9 @@ fn process_at(here: &Here<'_>, node: NodeId) -> Result<u32, JoinError> {
     here.spawn_to(node, (), |_, ()| std::process::id())?.join(here)
 }
 
-/// Tells the process of each node, for each line of its input again. Ends with 7.
+/// Tells the process of each node, for each line of its input again. Ends with 7. Copies travel as between machines.
 fn meets() -> i32 {
-    let config = NodeBuilder::new().near(4 << 20);
+    let config = NodeBuilder::new().near(4 << 20).read_in_place(false);
     let ended = farfield_dsm::run(&config, |here| {
         let tell = || {
             for node in here.nodes() {
@@ -124,9 +124,10 @@ fn waits() -> i32 {
     i32::from(ended.expect("the nodes start") != Ok(41))
 }
 
-/// The last node hands numbers over, again and again, until it is gone. Then the others read what they have.
+/// The last node hands numbers over, again and again, until it is gone. Then the others read what they have. Copies
+/// travel as between machines.
 fn keeps() -> i32 {
-    let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20), |here| {
+    let ended = farfield_dsm::run(&NodeBuilder::new().near(4 << 20).read_in_place(false), |here| {
         let last = here.nodes().last().expect("a node");
         say(&format!("process {}", process_at(here, last).expect("it lives")));
         let mut kept = Vec::new();

@@ -2,7 +2,8 @@
 //!
 //! Each server has a *replica*: a region with the same bytes. The first process opens the regions of each other node,
 //! and keeps its sessions open: the regions are there as long as the program. The node is given the right to them
-//! (`farfield_pool::Share`), and writes alone. After the node's death the first process sets the fences, and reads.
+//! (`farfield_pool::Share`), and writes alone. After the node's death the first process sets the fences, and reads; if
+//! etcd decides, any node may do that.
 //!
 //! A batch counts when all replicas have it. The writer gives up one that fails, and has the first process know that
 //! before anybody is told what is stored without it. So each replica that the first process knows of has all that was
@@ -38,7 +39,6 @@ const REPLICAS_MAX: usize = 8;
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupAccess {
     replicas: Vec<ReplicaAccess>,
-    token: String,
     /// Bytes of objects for which the region has room.
     pub(crate) object_bytes: u64,
 }
@@ -52,9 +52,29 @@ impl core::fmt::Debug for BackupAccess {
 
 /// Right to one region.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct ReplicaAccess {
+pub(crate) struct ReplicaAccess {
     url: String,
+    token: String,
     share: String,
+}
+
+impl ReplicaAccess {
+    /// Returns the secret by which the region is joined. Who has it needs the token of the server, too.
+    pub(crate) fn into_share(self) -> String {
+        self.share
+    }
+
+    /// Joins the session at the memory server: the region is there as long as one process has it open.
+    pub(crate) fn attach(&self) -> Result<Arc<dyn Backend>, BackupError> {
+        let share = Share::from_secret(&self.share).ok_or(BackupError::Malformed)?;
+        builder(&self.url, &self.token).attach(&share).map_err(BackupError::server)
+    }
+}
+
+impl core::fmt::Debug for ReplicaAccess {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ReplicaAccess(at {})", self.url)
+    }
 }
 
 /// Sessions that keep the regions of a backup.
@@ -116,7 +136,7 @@ pub(crate) struct BackupRegion {
 }
 
 /// Region at one memory server, open.
-struct Replica {
+pub(crate) struct Replica {
     number: u8,
     url: String,
     lane: Box<dyn Lane>,
@@ -124,6 +144,10 @@ struct Replica {
     /// Buffer of one page, for the many small batches.
     page: Option<Buffer>,
     _backend: Arc<dyn Backend>,
+}
+
+fn builder(url: &str, token: &str) -> PoolBuilder {
+    PoolBuilder::new().url(url).token(token).client_name("share-backup").deadline(WITHIN)
 }
 
 /// Returns the URLs of the replicas that a URL of a backup names.
@@ -151,20 +175,40 @@ impl BackupAccess {
         let failed = |problem: String| NodeStartError::Backup { url: url.to_owned(), problem };
         let one_server = "a backup is kept by one memory server, or by several: write tcp://HOST:PORT, unix:PATH, or \
                           mirror(URL,URL)";
-        let mut access = BackupAccess { replicas: Vec::new(), token: token.into(), object_bytes };
+        let mut access = BackupAccess { replicas: Vec::new(), object_bytes };
         let mut sessions = Vec::new();
         for url in replica_urls(url).map_err(|problem| failed(problem.into()))? {
-            let builder = PoolBuilder::new().url(url).token(token).client_name("share-backup").deadline(WITHIN);
-            let pages = access.layout().pages();
-            let backend = builder.pages(pages).open().map_err(|error| failed(error.to_string()))?;
+            let backend = builder(url, token).pages(access.layout().pages()).open();
+            let backend = backend.map_err(|error| failed(error.to_string()))?;
             let share = backend.share().map_err(|_| failed(one_server.into()))?.to_secret();
-            access.replicas.push(ReplicaAccess { url: url.into(), share });
+            access.replicas.push(ReplicaAccess { url: url.into(), token: token.into(), share });
             sessions.push(backend);
         }
         // As the node will.
         let mut region = access.open().map_err(|error| failed(format!("{error}: {one_server}")))?;
         region.commit_word().map_err(|error| failed(error.to_string()))?;
         Ok((access, sessions))
+    }
+
+    /// Returns whether there are several replicas.
+    pub(crate) fn is_mirror(&self) -> bool {
+        self.replicas.len() > 1
+    }
+
+    /// Opens a new region in place of a replica that was given up, for the only writer of the backup.
+    pub(crate) fn replace(&self, number: u8) -> Result<(Replica, ReplicaAccess), BackupError> {
+        let ReplicaAccess { url, token, .. } = self.replicas.get(usize::from(number)).ok_or(BackupError::Malformed)?;
+        let backend = builder(url, token).pages(self.layout().pages()).open().map_err(BackupError::server)?;
+        let share = backend.share().map_err(BackupError::server)?.to_secret();
+        let access = ReplicaAccess { url: url.clone(), token: token.clone(), share };
+        Ok((Replica::new(number, url, backend)?, access))
+    }
+
+    /// Records that a replica is in another region now, which is joined by this secret.
+    pub(crate) fn set_share(&mut self, number: u8, share: String) {
+        if let Some(replica) = self.replicas.get_mut(usize::from(number)) {
+            replica.share = share;
+        }
     }
 
     /// Returns the URLs of the memory servers.
@@ -197,15 +241,16 @@ impl BackupAccess {
         if region.replicas.is_empty() { Err(unreachable) } else { Ok(region) }
     }
 
+    /// Joins the sessions at the memory servers: the regions are there as long as one process has them open.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn hold(&self) -> Result<BackupSessions, BackupError> {
+        self.replicas.iter().map(ReplicaAccess::attach).collect()
+    }
+
     fn open_replica(&self, number: usize) -> Result<Replica, BackupError> {
-        let ReplicaAccess { url, share } = self.replicas.get(number).ok_or(BackupError::Malformed)?;
-        let share = Share::from_secret(share).ok_or(BackupError::Malformed)?;
-        let builder = PoolBuilder::new().url(&**url).token(&*self.token).client_name("share-backup");
-        let backend = builder.deadline(WITHIN).attach(&share).map_err(BackupError::server)?;
-        let lane = backend.open_lane().map_err(BackupError::server)?;
-        let calls = backend.open_calls().map_err(BackupError::server)?;
+        let access = self.replicas.get(number).ok_or(BackupError::Malformed)?;
         let number = u8::try_from(number).map_err(|_| BackupError::Malformed)?;
-        Ok(Replica { number, url: url.clone(), lane, calls, page: None, _backend: backend })
+        Replica::new(number, &access.url, access.attach()?)
     }
 }
 
@@ -217,6 +262,26 @@ impl BackupRegion {
     /// Returns how many replicas have all that counts.
     pub(crate) fn replicas(&self) -> usize {
         self.replicas.len()
+    }
+
+    /// Adds a new replica, behind this commit word. It has what counts when a checkpoint is written.
+    pub(crate) fn add(&mut self, mut replica: Replica, commit: CommitWord) -> Result<(), BackupError> {
+        let unused = CommitWord::from_bits(0);
+        if replica.exchange(unused, commit)? != unused {
+            return Err(BackupError::Malformed);
+        }
+        self.replicas.push(replica);
+        Ok(())
+    }
+
+    /// Returns whether a replica has all that counts.
+    pub(crate) fn has(&self, number: u8) -> bool {
+        self.replicas.iter().any(|replica| replica.number == number)
+    }
+
+    /// Gives a replica up.
+    pub(crate) fn remove(&mut self, number: u8) {
+        self.replicas.retain(|replica| replica.number != number);
     }
 
     /// Returns the replicas that were given up since this was called last.
@@ -293,7 +358,8 @@ impl BackupRegion {
     }
 
     /// Takes the backup over, and returns what it holds. Its writer stores nothing more that counts: it needs each of
-    /// these replicas. The last batch may be at some of them only, and was told nobody then.
+    /// these replicas. The last batch may be at some of them only, and was told nobody then. Whoever takes it over
+    /// again finds the same.
     pub(crate) fn take_over(&mut self) -> Result<BackupImage, BackupError> {
         let mut words = Vec::new();
         self.each(|replica| replica.set_fence().map(|word| words.push((word.batch(), replica.number, word))))?;
@@ -350,6 +416,17 @@ fn next_write(replica: &mut Replica, bytes: &[u8], first_page: u64, written: &mu
 }
 
 impl Replica {
+    fn new(number: u8, url: &str, backend: Arc<dyn Backend>) -> Result<Replica, BackupError> {
+        let lane = backend.open_lane().map_err(BackupError::server)?;
+        let calls = backend.open_calls().map_err(BackupError::server)?;
+        Ok(Replica { number, url: url.to_owned(), lane, calls, page: None, _backend: backend })
+    }
+
+    /// Returns the number of the replica, in the order of the URLs.
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+
     /// Returns the commit word.
     fn commit_word(&mut self) -> Result<CommitWord, BackupError> {
         let word = self.ask(&Ask::Add { offset: CommitWord::OFFSET, add: 0 })?;
@@ -373,12 +450,12 @@ impl Replica {
         Ok(reader.into_image())
     }
 
-    /// Sets the fence. Returns the commit word as it was.
+    /// Sets the fence, if it is not there. Returns the commit word.
     fn set_fence(&mut self) -> Result<CommitWord, BackupError> {
         let until = Instant::now() + WITHIN;
         loop {
             let word = self.commit_word()?;
-            let fenced = word.fenced().ok_or(BackupError::Fenced)?;
+            let Some(fenced) = word.fenced() else { return Ok(word) };
             if self.exchange(word, fenced)? == word {
                 return Ok(word);
             }
@@ -656,11 +733,12 @@ mod tests {
         let found: Vec<_> = image.objects.values().map(|(word, contents)| (*word, contents.len())).collect();
         assert_eq!(found, [(word(0), 0), (word(sizes[3] as u64), sizes[3])]);
         assert!(image.objects.values().all(|(_, contents)| contents.iter().all(|byte| *byte == 4)));
-        // The writer was only slow. It is told, each time, and so is whoever comes second.
+        // The writer was only slow. It is told, each time. Whoever comes second finds what the first one has found.
         for _ in 0..2 {
             assert!(matches!(write(&mut writer, &mut log, &[7; 7]), Err(BackupError::Fenced)));
         }
-        assert!(matches!(access.open().unwrap().take_over(), Err(BackupError::Fenced)));
+        let again = access.open().unwrap().take_over().unwrap();
+        assert_eq!(again.objects, image.objects);
         assert!(access.open().unwrap().commit_word().unwrap().is_fenced());
         assert_eq!(format!("{access:?}"), format!("BackupAccess(at {})", server.endpoints()[0]), "it is a secret");
         drop(kept);

@@ -272,6 +272,14 @@ pub enum NodeStartError {
         /// The reason, in words.
         problem: String,
     },
+    /// The etcd that decides on the members cannot be used.
+    #[error("cannot have etcd at {url} decide on the members: {problem}")]
+    Etcd {
+        /// URLs of its servers.
+        url: String,
+        /// The reason, in words.
+        problem: String,
+    },
     /// A started process has ended, or is not there in time.
     #[error("the process of node {node} {problem}")]
     Node {

@@ -1,5 +1,6 @@
 //! Messages between nodes: calls of one function at the node's server.
 
+use crate::backup::ReplicaAccess;
 use crate::member::Invitation;
 use crate::node::AtomicStep;
 use crate::task::TaskRefusal;
@@ -114,6 +115,8 @@ pub(crate) enum ShareMessage<'a> {
     View { after: u32, changes: Vec<ViewChange> },
     /// A replica of the sender's backup is of no use any more, or all of them.
     BackupLost { replica: Option<u8> },
+    /// A replica of the sender's backup is in another region now, which has all that counts.
+    BackupRestored { replica: u8, access: ReplicaAccess },
     /// A part of an object is wanted: bytes from an offset on.
     Fetch { word: u64, offset: u64, bytes: u64 },
     /// An object is wanted with all that is tied to it, from an offset on. It is of this type.
@@ -199,7 +202,7 @@ impl ShareMessage<'_> {
     /// what its sender has done.
     pub(crate) fn is_read(&self) -> bool {
         use ShareMessage::{
-            BackupLost, Beat, Fetch, FetchGroup, Hello, Join, Load, OutlastBorrowers, Over, Peers, View,
+            BackupLost, BackupRestored, Beat, Fetch, FetchGroup, Hello, Join, Load, OutlastBorrowers, Over, Peers, View,
         };
         matches!(
             self,
@@ -211,6 +214,7 @@ impl ShareMessage<'_> {
                 | Load
                 | View { .. }
                 | BackupLost { .. }
+                | BackupRestored { .. }
                 | Fetch { .. }
                 | FetchGroup { .. }
                 | OutlastBorrowers { .. }

@@ -34,6 +34,8 @@ pub struct NodeStats {
     pub backup_batches: u64,
     /// Bytes of these batches.
     pub backup_bytes: u64,
+    /// Memory servers that keep this node's backup.
+    pub backup_servers: u64,
     /// Objects of nodes that are gone, which this node keeps since.
     pub promoted_objects: u64,
     /// Bytes of these objects.
@@ -57,7 +59,13 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn stats(&self, object_bytes: u64, copy_bytes: u64, promoted: (u64, u64)) -> NodeStats {
+    pub(crate) fn stats(
+        &self,
+        object_bytes: u64,
+        copy_bytes: u64,
+        backup_servers: u64,
+        promoted: (u64, u64),
+    ) -> NodeStats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         NodeStats {
             messages: of(&self.messages),
@@ -74,6 +82,7 @@ impl Counters {
             late_frees: of(&self.late_frees),
             backup_batches: of(&self.backup_batches),
             backup_bytes: of(&self.backup_bytes),
+            backup_servers,
             promoted_objects: promoted.0,
             promoted_bytes: promoted.1,
         }

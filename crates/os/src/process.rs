@@ -126,6 +126,21 @@ pub fn send_to_self(signal: i32) {
     let _ = unsafe { syscall(libc::SYS_tgkill, [pid() as usize, tid() as usize, signal as usize, 0, 0, 0]) };
 }
 
+/// Kills the process that has this pid, if it is the one that is meant, and waits until it has ended, up to this time.
+/// `is_meant` is asked while no other process can get the pid unnoticed.
+pub fn kill(pid: u32, within: Duration, is_meant: impl FnOnce() -> bool) {
+    let Ok(pidfd) = open_pidfd(pid) else { return };
+    if is_meant() {
+        // SAFETY: numbers only; without a description of the signal it is as by `kill`.
+        let sent =
+            unsafe { syscall(libc::SYS_pidfd_send_signal, [pidfd as usize, libc::SIGKILL as usize, 0, 0, 0, 0]) };
+        if sent.is_ok() {
+            wait_readable(pidfd, within);
+        }
+    }
+    file::close(pidfd);
+}
+
 /// Ends the whole process at once, without running anything else of the program.
 pub fn exit_group(code: i32) -> ! {
     loop {

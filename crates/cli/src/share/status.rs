@@ -188,7 +188,8 @@ pub(super) fn status(args: &ShareStatusArgs) -> anyhow::Result<()> {
 
 fn render(row: &NodeRow, text: &mut String) {
     let bytes = |name: &str| ByteSize(row.number(name));
-    let _ = writeln!(text, "  node {}  process {}  {}", row.node, row.pid, row.url);
+    let leads = if row.number("leads") > 0 { "  leads" } else { "" };
+    let _ = writeln!(text, "  node {}  process {}  {}{leads}", row.node, row.pid, row.url);
     let _ = writeln!(
         text,
         "    near {} of {}: {} of objects, {} of copies   {} of {} workers busy, {} tasks queued",

@@ -101,6 +101,11 @@ impl Running {
         self.lines.recv_timeout(DEADLINE).expect("a line before the deadline and the end")
     }
 
+    /// The next line of stdout, if it is there already.
+    pub(crate) fn line_now(&self) -> Result<String, std::sync::mpsc::TryRecvError> {
+        self.lines.try_recv()
+    }
+
     /// All lines up to the end of stdout.
     pub(crate) fn rest(&self) -> Vec<String> {
         std::iter::from_fn(|| self.lines.recv_timeout(DEADLINE).ok()).collect()

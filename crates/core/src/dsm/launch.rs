@@ -23,6 +23,8 @@ pub struct LaunchOrder {
     pub backup: Option<String>,
     /// Token for that server.
     pub backup_token: Option<String>,
+    /// URLs of the servers of etcd that decide on the members, with commas. `None`: what the program says.
+    pub etcd: Option<String>,
     /// Longest wait for nodes of other machines.
     pub wait: Duration,
 }

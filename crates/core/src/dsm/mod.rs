@@ -9,6 +9,7 @@ mod backup;
 mod block;
 mod borrowers;
 mod channel;
+mod election;
 mod launch;
 mod load;
 mod loan;
@@ -27,6 +28,7 @@ pub use backup::{
 pub use block::{BlockHeader, LateFree};
 pub use borrowers::{BorrowRoot, BorrowerCounts};
 pub use channel::{ChannelQueue, ReceiveStep, SendStep};
+pub use election::{LeaseTerm, MemberStep, watched_node};
 pub use launch::{LaunchOrder, LaunchRole};
 pub use load::NodeLoad;
 pub use loan::{BlockRights, LoanNumber, LoanPlace, word_of_lost_loan};

@@ -143,6 +143,11 @@ impl NameTable {
         self.waiting.retain(|ticket, _| ticket.node != node);
     }
 
+    /// Puts names back that were stored, beside those who wait.
+    pub fn restore(&mut self, stored: impl IntoIterator<Item = (String, NamedValue)>) {
+        self.named.extend(stored);
+    }
+
     /// Returns all names with their values, in the order of the names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &NamedValue)> {
         self.named.iter().map(|(name, value)| (name.as_str(), value))

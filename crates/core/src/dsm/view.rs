@@ -12,6 +12,8 @@ pub enum LossCause {
     Ended,
     /// The node has not answered for this time.
     Silent(Duration),
+    /// The node has not renewed its lease, which was this long.
+    LeaseOver(Duration),
 }
 
 impl fmt::Display for LossCause {
@@ -19,6 +21,7 @@ impl fmt::Display for LossCause {
         match self {
             LossCause::Ended => write!(f, "it has ended"),
             LossCause::Silent(time) => write!(f, "it has not answered for {} s", time.as_secs_f64()),
+            LossCause::LeaseOver(time) => write!(f, "it has not renewed its lease of {} s", time.as_secs_f64()),
         }
     }
 }
@@ -51,11 +54,11 @@ impl fmt::Display for Expulsion {
 
 /// View of the nodes: all changes since all were there, in order.
 ///
-/// One process makes the changes, so there is one order of views, and the number of a view says which changes are in
-/// it. Every message and every answer carries the number of its sender's view. Whoever has an older one learns what is
-/// missing before it does what the message asks for, or uses the answer. So nobody is told what follows from the loss
-/// of a node before it knows of the loss.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+/// One process makes the changes, or a store takes one for each view, so there is one order of views, and the number of
+/// a view says which changes are in it. Every message and every answer carries the number of its sender's view. Whoever
+/// has an older one learns what is missing before it does what the message asks for, or uses the answer. So nobody is
+/// told what follows from the loss of a node before it knows of the loss.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize, Debug)]
 pub struct MemberView(Vec<ViewChange>);
 
 impl MemberView {
@@ -82,6 +85,11 @@ impl MemberView {
     pub fn news(&self, after: u32, changes: &[ViewChange]) -> Vec<ViewChange> {
         let known = self.number().checked_sub(after).map(|known| known as usize);
         known.and_then(|known| changes.get(known..)).map_or_else(Vec::new, <[ViewChange]>::to_vec)
+    }
+
+    /// Returns whether a node is in the view.
+    pub fn has(&self, node: u16) -> bool {
+        self.0.iter().all(|change| change.node != node)
     }
 
     /// Returns when and why a node was expelled; `None` if it was not.

@@ -7,7 +7,7 @@
 //! tells it.
 
 use super::first::Backups;
-use super::say;
+use super::{NodeEnd, say};
 use crate::message::ShareMessage;
 use crate::node::{NodeId, Peers, ShareNode};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,7 +26,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Longest time to find out whether anybody listens.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Knowledge of another node about the first process.
+/// Knowledge of a node about the first process, and about its own part.
 pub(crate) struct FirstProcess {
     known: Mutex<Known>,
     changed: Condvar,
@@ -35,24 +35,16 @@ pub(crate) struct FirstProcess {
 struct Known {
     heard: Instant,
     ended: Option<NodeEnd>,
-}
-
-/// Why a node ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NodeEnd {
-    /// The program has ended.
-    Program,
-    /// The first process is gone.
-    FirstIsGone,
-    /// The first process has not been heard.
-    Unheard,
-    /// The others take this node for dead.
-    Expelled(Option<Expulsion>),
+    /// Whether all nodes know each other.
+    has_begun: bool,
+    /// Whether this node runs the program's body.
+    leads: bool,
 }
 
 impl Default for FirstProcess {
     fn default() -> FirstProcess {
-        FirstProcess { known: Mutex::new(Known { heard: Instant::now(), ended: None }), changed: Condvar::new() }
+        let known = Known { heard: Instant::now(), ended: None, has_begun: false, leads: false };
+        FirstProcess { known: Mutex::new(known), changed: Condvar::new() }
     }
 }
 
@@ -81,32 +73,67 @@ impl FirstProcess {
         self.lock().ended == Some(NodeEnd::Program)
     }
 
-    fn end(&self, end: NodeEnd) {
+    /// Records that all nodes know each other.
+    pub(crate) fn begin(&self) {
+        self.lock().has_begun = true;
+    }
+
+    /// Returns whether all nodes know each other.
+    pub(super) fn has_begun(&self) -> bool {
+        self.lock().has_begun
+    }
+
+    /// Records that this node runs the program's body.
+    pub(super) fn lead(&self) {
+        self.lock().leads = true;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether this node runs the program's body.
+    pub(crate) fn leads(&self) -> bool {
+        self.lock().leads
+    }
+
+    /// Returns why the node ends, if it does.
+    #[cfg(feature = "etcd")]
+    pub(super) fn ended(&self) -> Option<NodeEnd> {
+        self.lock().ended.clone()
+    }
+
+    /// Waits for this time, or until the node ends. Returns whether it ends.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let ended = self.changed.wait_timeout_while(self.lock(), time, |known| known.ended.is_none());
+        ended.unwrap_or_else(PoisonError::into_inner).0.ended.is_some()
+    }
+
+    /// Ends the node.
+    pub(super) fn end(&self, end: NodeEnd) {
         self.lock().ended.get_or_insert(end);
         self.changed.notify_all();
     }
 
-    /// Waits until the program, the first process, or this node's part in it has ended. The first
-    /// process is at a URL and asks for signs of life, or has another way to say that it has ended.
-    pub(super) fn wait(&self, asks: Option<(&str, Duration)>) -> NodeEnd {
+    /// Waits until the program, the first process, or this node's part in it has ended, and returns which; `None` if
+    /// this node is to run the program's body. The first process is at a URL and asks for signs of life, or has another
+    /// way to say that it has ended. A node that `outlives` it does not look after it once all nodes know each other.
+    pub(super) fn wait(&self, asks: Option<(&str, Duration)>, outlives: bool) -> Option<NodeEnd> {
         let mut known = self.lock();
         known.heard = Instant::now();
         loop {
-            if let Some(end) = known.ended {
-                return end;
+            if known.ended.is_some() || known.leads {
+                return known.ended.clone();
             }
-            let Some((url, expel_after)) = asks else {
+            let Some((url, expel_after)) = asks.filter(|_| !(outlives && known.has_begun)) else {
                 known = self.changed.wait(known).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let silent = known.heard.elapsed();
             if silent >= expel_after {
-                return NodeEnd::Unheard;
+                return Some(NodeEnd::Unheard);
             }
             if silent > 2 * BEAT_EVERY {
                 drop(known);
-                if is_refused(url) {
-                    return NodeEnd::FirstIsGone;
+                if is_refused(url) && !(outlives && self.has_begun()) {
+                    return Some(NodeEnd::FirstIsGone);
                 }
                 known = self.lock();
             }
@@ -117,7 +144,7 @@ impl FirstProcess {
 }
 
 /// Returns whether a machine says that nobody listens there.
-fn is_refused(url: &str) -> bool {
+pub(super) fn is_refused(url: &str) -> bool {
     let addresses = url.strip_prefix("tcp://").and_then(|address| address.to_socket_addrs().ok());
     let mut tried = addresses.into_iter().flatten().map(|address| TcpStream::connect_timeout(&address, CONNECT_WITHIN));
     tried.next().is_some_and(|tried| tried.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
@@ -131,6 +158,8 @@ pub(super) struct LookedAfter {
     pub(super) expel_after: Duration,
     /// Whether the program has begun.
     pub(super) has_begun: Arc<AtomicBool>,
+    /// Whether somebody else decides once the program has begun.
+    pub(super) is_elected: bool,
     /// Whether to say on stderr that it is gone.
     pub(super) is_said: bool,
     pub(super) backups: Arc<Backups>,
@@ -151,6 +180,10 @@ impl LookedAfter {
         loop {
             let fate = self.wait(node);
             let Some(node) = node.upgrade().filter(|node| !node.first.is_over()) else { return };
+            // If the process of a node of this machine has ended before, the program does not begin.
+            if self.is_elected && (self.has_begun.load(Relaxed) || self.child.is_some()) {
+                return;
+            }
             let (cause, problem) = match fate {
                 Fate::Over => return,
                 Fate::Ended => (LossCause::Ended, "has ended".to_owned()),
@@ -174,9 +207,10 @@ impl LookedAfter {
 
     /// Takes over the backup of the node, which is gone, if it has one. Returns who keeps its objects.
     fn promote(&self, node: &ShareNode) -> Option<u16> {
-        let access = self.backups.of(self.id)?;
+        let mut access = self.backups.of(self.id)?.clone();
         // From now on the node is not heard if it wants to go on without a server, or without a backup.
-        let lost = node.peers.begin_take_over(self.id)?;
+        let (lost, restored) = node.peers.begin_take_over(self.id)?;
+        restored.into_iter().for_each(|(replica, region)| access.set_share(replica, region.into_share()));
         let is_lost = |replica: u8| lost >> replica & 1 == 1;
         match access.open_for_take_over(is_lost).and_then(|mut region| region.take_over()) {
             Ok(image) => {
@@ -203,7 +237,7 @@ impl LookedAfter {
     }
 
     fn fate(&self, node: &Weak<ShareNode>, silent_since: Option<Instant>) -> Option<Fate> {
-        if node.strong_count() == 0 {
+        if node.strong_count() == 0 || self.is_elected && self.has_begun.load(Relaxed) {
             return Some(Fate::Over);
         }
         let is_silent = silent_since.is_some_and(|since| since.elapsed() > self.expel_after);

@@ -3,15 +3,14 @@
 
 use super::beats::{LOOK_EVERY, LookedAfter, say_on};
 use super::others::{StartedNode, VARIABLE};
-use super::{Invitation, PROGRAM, build, say};
+use super::{Invitation, PROGRAM, build, etcd, random_secret, say};
 use crate::backup::{BackupAccess, BackupSessions};
 use crate::message::ShareMessage;
 use crate::node::{NodeBuilder, Running, ShareNode, StartPoint, take_partitions};
 use crate::{NodeId, NodeStartError};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use farfield_core::dsm::{LaunchOrder, LaunchRole};
-use farfield_os::serving;
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,20 +34,23 @@ pub(crate) struct Members {
     backups: Arc<Backups>,
 }
 
-/// Regions in which the other nodes keep their backups. They are there as long as this process has them open.
+/// Regions in which nodes keep their backups. They are there as long as this process has them open, or, if others may
+/// lead, one of these.
 #[derive(Default)]
-pub(super) struct Backups(Vec<(BackupAccess, BackupSessions)>);
+pub(super) struct Backups(BTreeMap<u16, (BackupAccess, BackupSessions)>);
 
 impl Backups {
     fn create(config: &NodeBuilder) -> Result<Arc<Backups>, NodeStartError> {
         let Some(url) = &config.backup else { return Ok(Arc::default()) };
-        let create = |_| BackupAccess::create(url, &config.backup_token, config.near_bytes);
-        (1..config.nodes).map(create).collect::<Result<_, _>>().map(|regions| Arc::new(Backups(regions)))
+        let create = |node| Ok((node, BackupAccess::create(url, &config.backup_token, config.near_bytes)?));
+        // If all end with this process, it needs none.
+        let first = u16::from(config.etcd.is_none());
+        (first..config.nodes).map(create).collect::<Result<_, _>>().map(|regions| Arc::new(Backups(regions)))
     }
 
     /// Returns the right to the region of a node.
     pub(super) fn of(&self, node: NodeId) -> Option<&BackupAccess> {
-        self.0.get(usize::from(node.0).checked_sub(1)?).map(|(access, _)| access)
+        self.0.get(&node.0).map(|(access, _)| access)
     }
 }
 
@@ -76,7 +78,7 @@ impl Meeting {
         let alone = Meeting {
             listen: LOOPBACK.into(),
             here: nodes,
-            token: random_token()?,
+            token: random_secret()?,
             wait: READY_WITHIN,
             is_ordered: order.is_some(),
         };
@@ -107,15 +109,6 @@ impl Meeting {
     }
 }
 
-fn random_token() -> Result<String, NodeStartError> {
-    let mut secret = [0; 16];
-    serving::fill_random(&mut secret).map_err(|errno| NodeStartError::os("read random bytes")(errno.into()))?;
-    Ok(secret.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
-}
-
 /// Returns how a process ended, if it has.
 pub(super) fn status(child: &Mutex<Child>) -> Option<ExitStatus> {
     child.lock().unwrap_or_else(PoisonError::into_inner).try_wait().ok().flatten()
@@ -126,17 +119,28 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
     let meeting = Meeting::new(config.nodes, order)?;
     let build = build()?;
     let first_partition = take_partitions(config.nodes)?;
+    let backups = Backups::create(config)?;
+    let election = match &config.etcd {
+        Some(urls) => {
+            let backups = backups.0.values().map(|(access, _)| access.clone()).collect();
+            Some(etcd::found(config, urls, backups)?)
+        }
+        None => None,
+    };
     let start = StartPoint {
         id: NodeId(0),
         first_partition,
         build,
         token: meeting.token.clone(),
         listen: meeting.listen.clone(),
-        // All end with this process.
-        backup: None,
+        backup: backups.of(NodeId(0)).cloned(),
     };
-    let backups = Backups::create(config)?;
     let running = Running::start(start, config)?;
+    if let Some(election) = &election {
+        etcd::begin(&running, election, config)?;
+        // If the lease is lost, nothing but the thread that renews it ends this process.
+        running.node.first.lead();
+    }
     let invitation = |node| Invitation {
         node,
         nodes: config.nodes,
@@ -145,6 +149,7 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         workers: config.workers,
         expel_after: config.expel_after,
         backup: backups.of(NodeId(node)).cloned(),
+        election: election.clone(),
     };
     running.node.peers.offer((meeting.here..config.nodes).map(invitation));
     let mut members = Members { running, started: Vec::new(), has_begun: Arc::default(), backups: backups.clone() };
@@ -200,6 +205,11 @@ impl Drop for Started {
 }
 
 impl Members {
+    /// Creates the members as a node knows them that has come to lead: it has started none.
+    pub(super) fn of_leader(running: Running) -> Members {
+        Members { running, started: Vec::new(), has_begun: Arc::default(), backups: Arc::default() }
+    }
+
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
         &self.running.node
     }
@@ -239,6 +249,7 @@ impl Members {
             let told = node.peers.tell(node, other, message);
             told.map_err(|unanswered| NodeStartError::Node { node: other, problem: unanswered.error.to_string() })?;
         }
+        node.first.begin();
         Ok(())
     }
 
@@ -247,9 +258,9 @@ impl Members {
         for id in (1..config.nodes).map(NodeId) {
             let child = self.started.iter().find(|started| started.id == id).map(|started| started.child.clone());
             let has_begun = self.has_begun.clone();
-            let (expel_after, is_said) = (config.expel_after, meeting.is_ordered);
+            let (expel_after, is_said, is_elected) = (config.expel_after, meeting.is_ordered, config.etcd.is_some());
             let backups = self.backups.clone();
-            let looked_after = LookedAfter { id, child, expel_after, has_begun, is_said, backups };
+            let looked_after = LookedAfter { id, child, expel_after, has_begun, is_elected, is_said, backups };
             let node = Arc::downgrade(self.node());
             std::thread::Builder::new()
                 .name("share-watch".into())
@@ -263,8 +274,12 @@ impl Members {
     pub(crate) fn end(self) {
         let node = self.node();
         node.first.program_ended();
-        let ours = |id: &NodeId| self.started.iter().any(|started| started.id == *id);
-        for other in (1..node.peers.count()).map(NodeId).filter(|id| !ours(id) && !node.peers.is_lost(*id)) {
+        node.authority().program_ended();
+        // Those that end with the input that they have from this process need not be told.
+        let is_tied =
+            |id: &NodeId| !node.authority().is_elected() && self.started.iter().any(|started| started.id == *id);
+        let others = (0..node.peers.count()).map(NodeId).filter(|id| *id != node.id);
+        for other in others.filter(|id| !is_tied(id) && !node.peers.is_lost(*id)) {
             // A node that does not hear it ends when it has not been asked for a sign of life for too
             // long.
             let channel = node.peers.open_channel(other).ok().flatten();

@@ -31,6 +31,7 @@ impl NodeBuilder {
             expel_after: order.expel_after.unwrap_or(self.expel_after),
             backup: order.backup.clone().or_else(|| self.backup.clone()),
             backup_token: order.backup_token.clone().unwrap_or_else(|| self.backup_token.clone()),
+            etcd: order.etcd.clone().or_else(|| self.etcd.clone()),
             ..self.clone()
         }
     }

@@ -4,11 +4,11 @@
 //! invitation from its standard input and goes on reading: the end of the input is the end of the
 //! first process, whatever it died of.
 
-use super::beats::NodeEnd;
-use super::{Invitation, build, say};
+use super::first::Members;
+use super::{Invitation, NodeEnd, build, etcd, say};
 use crate::error::expelled;
 use crate::message::{NodeAddress, ShareMessage, ShareReply};
-use crate::node::{NoPlace, NodeBuilder, Peers, Running, StartPoint};
+use crate::node::{NoPlace, NodeBuilder, Peers, Running, StartPoint, keep_partitions};
 use crate::{NodeId, NodeStartError};
 use farfield_core::dsm::LaunchOrder;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,20 @@ impl Invitation {
         let &Invitation { node, first_partition, .. } = self;
         StartPoint { id: NodeId(node), first_partition, build, token, listen, backup: self.backup.clone() }
     }
+
+    /// Begins the node's part in elections, if there are any.
+    fn begin_part(&self, running: &Running, config: &NodeBuilder) -> Result<(), NodeStartError> {
+        self.election.as_ref().map_or(Ok(()), |election| etcd::begin(running, election, config))
+    }
+
+    /// Serves tasks and ends this process, or returns when this node is to run the program's body.
+    fn take_part(&self, running: Running, asks: Option<(&str, Duration)>) -> Members {
+        if let Some(why) = running.node.first.wait(asks, self.election.is_some()) {
+            end(running.node.id, &why);
+        }
+        keep_partitions(self.first_partition, self.nodes);
+        Members::of_leader(running)
+    }
 }
 
 impl NodeBuilder {
@@ -69,48 +83,61 @@ impl NodeBuilder {
             near_bytes: invitation.near_bytes,
             workers: invitation.workers,
             expel_after: invitation.expel_after,
+            // The invitation says who decides.
+            etcd: None,
             ..self.clone()
         }
     }
 }
 
-/// Serves tasks until the first process ends, and ends this one.
-pub(crate) fn serve<R>(config: &NodeBuilder, started: StartedNode) -> Result<R, NodeStartError> {
+/// Serves tasks until the first process ends, and ends this one; or returns when this node is to run the program's
+/// body, because those before it are gone.
+pub(crate) fn serve(config: &NodeBuilder, started: StartedNode) -> Result<Members, NodeStartError> {
     let StartedNode { invitation, build: wanted, token, listen, first } = started;
     let build = build()?;
     let start = invitation.start_point(build, token, listen);
-    let running = Running::start(start, &config.invited(&invitation))?;
+    let config = config.invited(&invitation);
+    let running = Running::start(start, &config)?;
     if build != wanted {
         return Err(of_first("runs another build of the program".into()));
     }
+    invitation.begin_part(&running, &config)?;
     hello(&running, first)?;
     let node = running.node.clone();
+    let outlives = invitation.election.is_some();
     std::thread::Builder::new()
         .name("share-input".into())
         .spawn(move || {
             // Nothing more is sent: the input ends with the first process.
             let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-            node.first.program_ended();
+            if !(outlives && node.first.has_begun()) {
+                node.first.program_ended();
+            }
         })
         .map_err(NodeStartError::os("start a thread"))?;
-    end(&running, running.node.first.wait(None))
+    Ok(invitation.take_part(running, None))
 }
 
-/// Joins a program whose first process is elsewhere, serves tasks until that ends, and ends this
-/// process.
-pub(crate) fn join<R>(config: &NodeBuilder, order: &LaunchOrder, first: &str) -> Result<R, NodeStartError> {
+/// Joins a program whose first process is elsewhere, serves tasks until that ends, and ends this process; or returns
+/// when this node is to run the program's body.
+pub(crate) fn join(config: &NodeBuilder, order: &LaunchOrder, first: &str) -> Result<Members, NodeStartError> {
     let build = build()?;
     let token = order.token.clone().unwrap_or_default();
-    let invitation = invited(first, &token, build, order.wait)?;
+    let mut invitation = invited(first, &token, build, order.wait)?;
+    // Its servers may have another name here.
+    if let Some((election, urls)) = invitation.election.as_mut().zip(order.etcd.as_ref()) {
+        election.urls.clone_from(urls);
+    }
     let listen = listen_towards(first)?;
     let config = config.invited(&invitation).with_order(order);
     config.check()?;
     let start = invitation.start_point(build, token, listen);
     let running = Running::start(start, &config)?;
     running.node.peers.reached_through(first);
+    invitation.begin_part(&running, &config)?;
     hello(&running, NodeAddress { url: first.to_owned(), arena: None })?;
     say(&format!("node {} of {} runs", invitation.node, invitation.nodes));
-    end(&running, running.node.first.wait(Some((first, config.expel_after))))
+    Ok(invitation.take_part(running, Some((first, config.expel_after))))
 }
 
 fn hello(running: &Running, first: NodeAddress) -> Result<(), NodeStartError> {
@@ -130,13 +157,13 @@ fn hello(running: &Running, first: NodeAddress) -> Result<(), NodeStartError> {
 }
 
 /// Ends this process.
-fn end(running: &Running, end: NodeEnd) -> ! {
-    let id = running.node.id;
+pub(super) fn end(id: NodeId, end: &NodeEnd) -> ! {
     let problem = match end {
         NodeEnd::Program => std::process::exit(0),
+        NodeEnd::LeaseOver(why) => why.clone(),
         NodeEnd::FirstIsGone => "the first process of the program is gone".into(),
         NodeEnd::Unheard => "the first process of the program was not heard of for too long".into(),
-        NodeEnd::Expelled(expulsion) => expelled(expulsion),
+        NodeEnd::Expelled(expulsion) => expelled(*expulsion),
     };
     say(&format!("node {id} ends: {problem}"));
     std::process::exit(1);

@@ -2,17 +2,22 @@
 //!
 //! An object that is borrowed is neither written nor moved nor freed, at whatever node the borrow is. So a
 //! borrower on the same machine can read it where it is, without a message and without a copy. A node that
-//! is gone is a process that has ended: the view says so only then, so nobody reads for it any more when
-//! what it was lent is freed.
+//! is gone must not read any more when what it was lent is freed: whoever learns that it is gone, and is on
+//! its machine, first ends its process, which may have been stopped.
 
 use super::{NodeId, ShareNode};
 use crate::message::ArenaAddress;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::time::Duration;
 use farfield_core::dsm::OwnerWord;
 use farfield_os::memfd::{self, Mapping, MappingAccess};
+use farfield_os::process;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
+
+/// Longest wait for the end of a process that is killed.
+const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// Arenas of all nodes of a program, by number.
 pub(super) struct PeerArenas(Box<[PeerArena]>);
@@ -70,17 +75,28 @@ impl ShareNode {
         }
         self.in_place(word)
     }
+
+    /// Ends the process of a node that is gone, if it is on this machine and could read in place.
+    pub(super) fn end_process(&self, node: NodeId) {
+        let address = self.peers.arena_of(node).filter(|_| self.reads_in_place);
+        if let Some(address) = address.filter(|address| address.process != std::process::id()) {
+            process::kill(address.process, END_WITHIN, || open(&address).is_some());
+        }
+    }
 }
 
 /// Opens the memory of another process of the same user. Returns `None` if that is not allowed, or if
 /// another process has its number by now.
-fn map(address: &ArenaAddress) -> Option<Mapping> {
+fn open(address: &ArenaAddress) -> Option<File> {
     let file = File::open(format!("/proc/{}/fd/{}", address.process, address.descriptor)).ok()?;
     if !memfd::is_published(file.as_fd()) || file.metadata().ok()?.len() != address.bytes {
         return None;
     }
     let mut stamp = [0; 16];
     memfd::read_at(file.as_fd(), &mut stamp, 0).ok()?;
-    let mapping = Mapping::new(file.as_fd(), address.bytes, MappingAccess::Read).ok()?;
-    (stamp == address.stamp).then_some(mapping)
+    (stamp == address.stamp).then_some(file)
+}
+
+fn map(address: &ArenaAddress) -> Option<Mapping> {
+    Mapping::new(open(address)?.as_fd(), address.bytes, MappingAccess::Read).ok()
 }

@@ -16,18 +16,18 @@
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::groups::{group_contents, visit_group};
-use super::{AtomicStep, NodeId, ShareNode};
+use super::{AtomicStep, ShareNode};
 use crate::arena::ShareArena;
-use crate::backup::{BackupError, BackupRegion, LostReplica};
-use crate::message::ShareMessage;
+use crate::backup::{BackupAccess, BackupError, BackupRegion, LostReplica, Replica, ReplicaAccess};
+use crate::member::ReplicaVerdict;
 use crate::object::ObjectContents;
 use crate::ptr::MemberType;
 use crate::stats::count;
 use crate::task::code::ShippedCode;
 use crate::{OwnedObject, ShareError};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use farfield_core::dsm::{BackupBatch, BackupLog, OwnerWord, StoredChannel, StoredLock, StoredMessage};
-use std::collections::{HashMap, HashSet};
+use farfield_core::dsm::{BackupBatch, BackupLog, BatchPlace, OwnerWord, StoredChannel, StoredLock, StoredMessage};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a batch of frees only that are stored although nobody waits.
@@ -60,8 +60,9 @@ struct BackupState {
     staged: u64,
     /// Number of the last batch that counts.
     done: u64,
-    /// Memory servers that keep the backup, and how many did at first.
-    replicas: (usize, usize),
+    /// Number of memory servers that kept the backup at first, and the numbers of those that do not.
+    replicas: usize,
+    lost_replicas: BTreeSet<u8>,
     /// Right to write a batch: taken by one thread at a time.
     writer: Option<BackupWriter>,
     /// Why nothing is stored any more.
@@ -70,7 +71,7 @@ struct BackupState {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackupEnd {
-    /// The first process knows that the backup is of no use.
+    /// Whoever would take the backup over knows that it is of no use.
     Lost,
     /// The objects of this node are kept by another one now.
     TakenOver,
@@ -178,7 +179,8 @@ impl NodeBackup {
             collecting: 1,
             staged: 0,
             done: 0,
-            replicas: (replicas, replicas),
+            replicas,
+            lost_replicas: BTreeSet::new(),
             writer: Some(BackupWriter { region, log }),
             ended: None,
         };
@@ -357,8 +359,8 @@ impl ShareNode {
     pub(super) fn backup_lag(&self) -> Option<(u64, usize, usize)> {
         let state = self.backup.as_ref()?.lock();
         let bytes = if state.staged > 0 { state.batch.len() } else { 0 };
-        let (left, of) = state.replicas;
-        Some((bytes, if state.ended.is_none() { left } else { 0 }, of))
+        let left = state.replicas - state.lost_replicas.len();
+        Some((bytes, if state.ended.is_none() { left } else { 0 }, state.replicas))
     }
 
     /// Sees to it that the next message leaves when these objects, and all that they own, are stored. They
@@ -488,7 +490,7 @@ impl ShareNode {
                 None if state.done >= wanted => return Ok(()),
                 None => {}
             }
-            let Some(mut writer) = state.writer.take() else {
+            let Some(writer) = state.writer.take() else {
                 state = backup.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -503,34 +505,110 @@ impl ShareNode {
                 }
             };
             drop(state);
-            let written = match place {
-                Some(place) => writer.region.write(writer.log.commit(), &mut batch, place).and_then(|()| {
-                    count(&self.counters.backup_batches, 1);
-                    count(&self.counters.backup_bytes, batch.len());
-                    writer.log.advance(place).map_or(Ok(()), |unused| writer.region.discard(unused))
-                }),
-                None => Err(BackupError::TooSmall),
-            };
-            let end = match written {
-                Ok(()) => self.go_on_without(&writer.region.take_lost()),
-                Err(error) => Some(self.end_backup(&error)),
-            };
-            let left = writer.region.replicas();
-            state = backup.lock();
-            state.replicas.0 = left;
-            state.writer = Some(writer);
-            state.done = number;
-            if end.is_some() {
-                state.ended = end;
-                (state.stored, state.changed, state.messages) = Default::default();
-                (state.locks, state.channels) = Default::default();
-            }
-            backup.changed.notify_all();
+            state = self.write_batch(backup, writer, number, &mut batch, place, None);
         }
     }
 
-    /// Ends the backup after an error, and tells the first process before any other message leaves: what is
-    /// stored is older than what others will know.
+    /// Writes a batch, with the right to do that, and gives the right back. A replica that was added is used from now
+    /// on, if it has the batch, and whoever would take the backup over knows of it.
+    fn write_batch<'b>(
+        &self,
+        backup: &'b NodeBackup,
+        mut writer: BackupWriter,
+        number: u64,
+        batch: &mut BackupBatch,
+        place: Option<BatchPlace>,
+        added: Option<(u8, ReplicaAccess)>,
+    ) -> MutexGuard<'b, BackupState> {
+        let written = match place {
+            Some(place) => writer.region.write(writer.log.commit(), batch, place).and_then(|()| {
+                count(&self.counters.backup_batches, 1);
+                count(&self.counters.backup_bytes, batch.len());
+                writer.log.advance(place).map_or(Ok(()), |unused| writer.region.discard(unused))
+            }),
+            None => Err(BackupError::TooSmall),
+        };
+        let lost = writer.region.take_lost();
+        let mut restored = None;
+        let end = match written {
+            Ok(()) => self.go_on_without(&lost).or_else(|| {
+                let (added, access) = added.filter(|(added, _)| writer.region.has(*added))?;
+                match self.authority().restore_backup(self, added, access) {
+                    ReplicaVerdict::Used => restored = Some(added),
+                    ReplicaVerdict::Unused => writer.region.remove(added),
+                    ReplicaVerdict::TakenOver => return Some(BackupEnd::TakenOver),
+                }
+                None
+            }),
+            Err(error) => Some(self.end_backup(&error)),
+        };
+        let mut state = backup.lock();
+        state.lost_replicas.extend(lost.iter().map(|lost| lost.number));
+        if let Some(restored) = restored {
+            state.lost_replicas.remove(&restored);
+        }
+        state.writer = Some(writer);
+        state.done = number;
+        if end.is_some() {
+            state.ended = end;
+            (state.stored, state.changed, state.messages) = Default::default();
+            (state.locks, state.channels) = Default::default();
+        }
+        backup.changed.notify_all();
+        state
+    }
+
+    /// Uses memory servers again that were given up and can be reached, or others in their places. Waits for them.
+    pub(super) fn restore_replicas(&self, access: &BackupAccess) {
+        let Some(backup) = &self.backup else { return };
+        let lost: Vec<u8> = {
+            let state = backup.lock();
+            if state.ended.is_none() { state.lost_replicas.iter().copied().collect() } else { Vec::new() }
+        };
+        for number in lost {
+            if let Ok((replica, access)) = access.replace(number) {
+                self.restore_replica(backup, replica, access);
+            }
+        }
+    }
+
+    /// Adds a new replica, which gets all objects.
+    fn restore_replica(&self, backup: &NodeBackup, replica: Replica, access: ReplicaAccess) {
+        let mut state = backup.lock();
+        let mut writer = loop {
+            if state.ended.is_some() {
+                return;
+            }
+            match state.writer.take() {
+                Some(writer) => break writer,
+                None => state = backup.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(state);
+        let added = replica.number();
+        // What fails here fails at the new region: nothing has changed.
+        let is_added = writer.region.add(replica, writer.log.commit()).is_ok();
+        let mut state = backup.lock();
+        if !is_added {
+            state.writer = Some(writer);
+            backup.changed.notify_all();
+            return;
+        }
+        state.stage_changes(self);
+        let (number, _) = (state.collecting, state.take_batch());
+        let mut all = state.all(&self.arena);
+        let place = writer.log.checkpoint(&all);
+        drop(state);
+        let state = self.write_batch(backup, writer, number, &mut all, place, Some((added, access)));
+        let is_restored = !state.lost_replicas.contains(&added) && state.ended.is_none();
+        drop(state);
+        if is_restored {
+            crate::member::say(&format!("node {}: memory server {added} keeps its backup again", self.id));
+        }
+    }
+
+    /// Ends the backup after an error, and has that known before any other message leaves: what is stored is older than
+    /// what others will know.
     fn end_backup(&self, error: &BackupError) -> BackupEnd {
         if matches!(error, BackupError::Fenced) {
             self.first.expelled(None);
@@ -540,8 +618,8 @@ impl ShareNode {
         self.say_lost(None).unwrap_or(BackupEnd::Lost)
     }
 
-    /// Goes on without the replicas that have failed. The first process knows before any message leaves that follows
-    /// from what they have not stored. Returns why the backup ends, if it does.
+    /// Goes on without the replicas that have failed. Whoever would take the backup over knows before any message
+    /// leaves that follows from what they have not stored. Returns why the backup ends, if it does.
     fn go_on_without(&self, lost: &[LostReplica]) -> Option<BackupEnd> {
         lost.iter().find_map(|LostReplica { number, url, error }| {
             let node = self.id;
@@ -550,18 +628,9 @@ impl ShareNode {
         })
     }
 
-    /// Tells the first process that a replica of the backup is of no use, or all of it. Returns why the backup ends, if
-    /// that process has another say.
+    /// Says that a replica of the backup is of no use, or all of it, and waits until that is known. Returns why the
+    /// backup ends, if somebody takes it over already.
     fn say_lost(&self, replica: Option<u8>) -> Option<BackupEnd> {
-        loop {
-            match self.peers.tell(self, NodeId(0), ShareMessage::BackupLost { replica }) {
-                Err(unanswered) if matches!(unanswered.error, ShareError::Silent { .. }) => {}
-                Err(unanswered) if matches!(unanswered.error, ShareError::Expelled { .. }) => {
-                    return Some(BackupEnd::TakenOver);
-                }
-                // Without the first process this one ends, too.
-                _ => return None,
-            }
-        }
+        (!self.authority().lose_backup(self, replica)).then_some(BackupEnd::TakenOver)
     }
 }

@@ -4,7 +4,7 @@ use super::notice::NoticeThread;
 use super::{Door, FIRST_PARTITION, Here, NodeBackup, OF_PROCESS, Peers, ShareNode, within};
 use crate::NodeStartError;
 use crate::backup::BackupAccess;
-use crate::member;
+use crate::member::{self, Members};
 use crate::message::NodeAddress;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farfield_core::dsm::{LaunchOrder, LaunchRole, Partition};
@@ -21,6 +21,9 @@ const EXPEL_AFTER: Duration = Duration::from_secs(15);
 /// Least time after which a node is expelled: some signs of life may be late.
 const EXPEL_AFTER_MIN: Duration = Duration::from_secs(2);
 
+/// Time between two attempts to use a memory server again that has kept a backup and was given up.
+const RESTORE_EVERY: Duration = Duration::from_secs(2);
+
 /// Configuration of the nodes of a program.
 #[derive(Clone, Debug)]
 pub struct NodeBuilder {
@@ -32,6 +35,8 @@ pub struct NodeBuilder {
     /// Memory server that keeps backups, and the token for it.
     pub(crate) backup: Option<String>,
     pub(crate) backup_token: String,
+    /// Servers of etcd that decide on the members.
+    pub(crate) etcd: Option<String>,
 }
 
 impl Default for NodeBuilder {
@@ -52,6 +57,7 @@ impl NodeBuilder {
             expel_after: EXPEL_AFTER,
             backup: None,
             backup_token: String::new(),
+            etcd: None,
         }
     }
 
@@ -105,6 +111,19 @@ impl NodeBuilder {
         self
     }
 
+    /// Lets etcd decide on the members, so that no node is special: `http://HOST:2379`, or several of its servers with
+    /// commas. Each node has a lease there of the time that [`expel_after`](NodeBuilder::expel_after) says, in whole
+    /// seconds, and ends when it cannot renew it.
+    ///
+    /// If the node dies that runs the program's body, the first one that is left runs it from its begin, in its own
+    /// process. What the others keep, and what has a backup, is found by its name ([`Here::lookup`]);
+    /// [`Here::view`] tells how many nodes are gone.
+    #[cfg(feature = "etcd")]
+    pub fn etcd(mut self, urls: impl Into<String>) -> NodeBuilder {
+        self.etcd = Some(urls.into());
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), NodeStartError> {
         if self.nodes == 0 || self.nodes > Partition::COUNT {
             return Err(NodeStartError::Argument("a program has 1 to 1024 nodes"));
@@ -130,24 +149,31 @@ impl NodeBuilder {
 /// `run` is done in each process, and what comes after it in the first one only. A process runs one
 /// program at a time. Owners and handles that outlive their program lead to nothing: they answer
 /// `UnknownNode`, or an error of their node.
+///
+/// If etcd decides on the members, any process may come to run `body`: the first one that is left when those before it
+/// are gone.
 pub fn run<R>(config: &NodeBuilder, body: impl FnOnce(&Here<'_>) -> R) -> Result<R, NodeStartError> {
     let _running = OnlyProgram::begin()?;
     config.check()?;
+    let members = members(config)?;
+    let node = members.node();
+    let result = within(node, false, || body(&Here::at(node)));
+    members.end();
+    Ok(result)
+}
+
+/// Starts this node. Returns the members if it is to run the program's body.
+fn members(config: &NodeBuilder) -> Result<Members, NodeStartError> {
     if let Some(started) = member::invitation()? {
         return member::serve(config, started);
     }
     let order = member::order()?;
     if let Some(order @ LaunchOrder { role: LaunchRole::Joined { first }, .. }) = &order {
-        member::join(config, order, first)
-    } else {
-        let config = order.as_ref().map_or_else(|| config.clone(), |order| config.with_order(order));
-        config.check()?;
-        let members = member::start(&config, order.as_ref())?;
-        let node = members.node();
-        let result = within(node, false, || body(&Here::at(node)));
-        members.end();
-        Ok(result)
+        return member::join(config, order, first);
     }
+    let config = order.as_ref().map_or_else(|| config.clone(), |order| config.with_order(order));
+    config.check()?;
+    member::start(&config, order.as_ref())
 }
 
 /// The one program that a process runs at a time.
@@ -170,12 +196,20 @@ impl Drop for OnlyProgram {
     }
 }
 
+/// Partition that no program of this process has used.
+static NEXT_PARTITION: Mutex<u16> = Mutex::new(0);
+
+/// Keeps the partitions of a program, which another process has taken, from the next program of this one.
+pub(crate) fn keep_partitions(first: u16, nodes: u16) {
+    let mut next = NEXT_PARTITION.lock().unwrap_or_else(PoisonError::into_inner);
+    *next = (*next).max(first.saturating_add(nodes));
+}
+
 /// Takes partitions for so many nodes that no program of this process has used. Returns the number
 /// of the first one.
 pub(crate) fn take_partitions(nodes: u16) -> Result<u16, NodeStartError> {
-    static NEXT: Mutex<u16> = Mutex::new(0);
-    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
-    if nodes > Partition::COUNT - *next {
+    let mut next = NEXT_PARTITION.lock().unwrap_or_else(PoisonError::into_inner);
+    if nodes > Partition::COUNT.saturating_sub(*next) {
         return Err(NodeStartError::Argument("the programs that this process has run had 1024 nodes: start it anew"));
     }
     let first = *next;
@@ -217,8 +251,8 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a node that knows no other yet.
     pub(crate) fn start(start: StartPoint, config: &NodeBuilder) -> Result<Running, NodeStartError> {
-        let StartPoint { id, first_partition, build, token, listen, backup } = start;
-        let backup = backup.map(|access| open_backup(&access, config)).transpose()?;
+        let StartPoint { id, first_partition, build, token, listen, backup: access } = start;
+        let backup = access.clone().map(|access| open_backup(&access, config)).transpose()?;
         // Nodes of a program have one token; who sees this does not know it.
         let program = twox_hash::XxHash3_64::oneshot(token.as_bytes());
         let listen: ListenUrl = listen.parse().map_err(NodeStartError::Listen)?;
@@ -241,6 +275,20 @@ impl Running {
         FIRST_PARTITION.store(first_partition, Ordering::Relaxed);
         *OF_PROCESS.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
         let notice = NoticeThread::start(&node, program)?;
+        if let Some(access) = access.filter(BackupAccess::is_mirror) {
+            let node = Arc::downgrade(&node);
+            std::thread::Builder::new()
+                .name("share-replicas".into())
+                .spawn(move || {
+                    while let Some(node) = node.upgrade() {
+                        node.restore_replicas(&access);
+                        if node.first.pause(RESTORE_EVERY) {
+                            return;
+                        }
+                    }
+                })
+                .map_err(NodeStartError::os("start a thread"))?;
+        }
         Ok(Running { node, server, _notice: notice })
     }
 

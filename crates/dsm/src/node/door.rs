@@ -2,6 +2,7 @@
 //! memory server that keeps the node's backup.
 
 use super::{NodeId, ShareNode};
+use crate::member::ReplicaVerdict;
 use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply, ViewNews};
 use crate::task::Borrows;
 use crate::task::code::ShippedCode;
@@ -68,7 +69,10 @@ impl ShareNode {
             ShareMessage::Hello { address } => {
                 Some(if self.peers.introduce(sender, address) { ShareReply::Done } else { ShareReply::NoPlace })
             }
-            ShareMessage::Peers { addresses } => self.peers.introduce_all(addresses).then_some(ShareReply::Done),
+            ShareMessage::Peers { addresses } => {
+                let is_all = self.peers.introduce_all(addresses);
+                is_all.then(|| self.first.begin()).map(|()| ShareReply::Done)
+            }
             ShareMessage::Join => Some(self.peers.promise_place().map_or(ShareReply::NoPlace, ShareReply::Invited)),
             ShareMessage::Beat => {
                 self.first.hear();
@@ -88,6 +92,13 @@ impl ShareNode {
                 true => Some(ShareReply::Done),
                 false => Some(ShareReply::Expelled(self.peers.expulsion(sender))),
             },
+            ShareMessage::BackupRestored { replica, access } => {
+                Some(match self.peers.restore_backup(sender, replica, access) {
+                    ReplicaVerdict::Used => ShareReply::Done,
+                    ReplicaVerdict::Unused => ShareReply::NoPlace,
+                    ReplicaVerdict::TakenOver => ShareReply::Expelled(self.peers.expulsion(sender)),
+                })
+            }
             ShareMessage::Fetch { word, offset, bytes: size } => {
                 match self.read_for(OwnerWord::from_bits(word)?, offset, size) {
                     Some(contents) => {
@@ -452,12 +463,13 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(lose(Some(2)) && lose(Some(0)));
-        assert_eq!(node.peers.begin_take_over(NodeId(1)), Some(0b101));
+        assert_eq!(node.peers.begin_take_over(NodeId(1)).map(|(lost, _)| lost), Some(0b101));
         assert!(!lose(Some(1)) && !lose(None));
         let (node, door) = door_of(3);
         let lost = ask(&door, BUILD, ShareMessage::BackupLost { replica: None }).unwrap();
         assert!(matches!(reply_of(&lost), Some(ShareReply::Done)));
-        assert_eq!((node.peers.begin_take_over(NodeId(1)), node.peers.begin_take_over(NodeId(2))), (None, Some(0)));
+        let lost = [1, 2].map(|node_id| node.peers.begin_take_over(NodeId(node_id)).map(|(lost, _)| lost));
+        assert_eq!(lost, [None, Some(0)]);
     }
 
     /// Node 1 has not been answered in time, and its withdrawals have overtaken what it had asked for.

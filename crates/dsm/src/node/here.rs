@@ -85,6 +85,11 @@ impl<'n> Here<'n> {
         Here { copies: RefCell::default(), loans, locks, lent_with, roots, ..*self }
     }
 
+    /// Returns the number of the view: so many nodes are gone, as far as this one knows.
+    pub fn view(&self) -> u32 {
+        self.node.peers.view()
+    }
+
     pub(crate) fn node(&self) -> &Arc<ShareNode> {
         self.node
     }

@@ -24,7 +24,7 @@ mod waits;
 use crate::ShareError;
 use crate::arena::ShareArena;
 use crate::copies::{CopyCache, ObjectCopy};
-use crate::member::FirstProcess;
+use crate::member::{FirstProcess, MemberAuthority, SoloAuthority};
 use crate::message::{NodeAddress, ShareMessage};
 use crate::stats::{Counters, NodeStats, count};
 use crate::task::code::ShippedCode;
@@ -33,7 +33,7 @@ use arenas::PeerArenas;
 pub(crate) use backup::NodeBackup;
 use borrowers::Borrowers;
 pub use builder::{NodeBuilder, run};
-pub(crate) use builder::{Running, StartPoint, take_partitions};
+pub(crate) use builder::{Running, StartPoint, keep_partitions, take_partitions};
 use channels::HomeChannels;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -55,7 +55,7 @@ pub(crate) use peers::{NoPlace, Peers, Unanswered};
 use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
 pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
 use waits::{OpenTickets, WaitNotes};
@@ -145,6 +145,8 @@ pub(crate) struct ShareNode {
     reads_in_place: bool,
     pub(crate) peers: Peers,
     pub(crate) first: FirstProcess,
+    /// Authority on the members, if it is not the first process.
+    authority: OnceLock<Arc<dyn MemberAuthority>>,
     joins: OpenJoins,
     borrowers: Borrowers,
     pub(crate) workers: Workers,
@@ -202,6 +204,7 @@ impl ShareNode {
             reads_in_place: config.reads_in_place,
             peers,
             first: FirstProcess::default(),
+            authority: OnceLock::new(),
             joins: OpenJoins::default(),
             borrowers: Borrowers::default(),
             workers: Workers::new(config.workers),
@@ -250,13 +253,36 @@ impl ShareNode {
     }
 
     pub(crate) fn stats(&self) -> NodeStats {
-        self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), self.promoted.count())
+        let backup_servers = self.backup_lag().map_or(0, |(_, left, _)| left as u64);
+        self.counters.stats(self.arena.used_bytes(), self.copies.bytes(), backup_servers, self.promoted.count())
+    }
+
+    /// Returns the authority on the members.
+    pub(crate) fn authority(&self) -> &dyn MemberAuthority {
+        self.authority.get().map_or(&SoloAuthority, |authority| &**authority)
+    }
+
+    /// Sets the authority on the members instead of the first process.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn set_authority(&self, authority: Arc<dyn MemberAuthority>) {
+        let _ = self.authority.set(authority);
+    }
+
+    /// Returns the node that keeps the names: the first one that is not gone.
+    pub(crate) fn leader(&self) -> NodeId {
+        (0..self.peers.count()).map(NodeId).find(|node| !self.peers.is_lost(*node)).unwrap_or(self.id)
     }
 
     /// Begins a view without a node, at the first one, and tells all others.
     pub(crate) fn expel(&self, change: ViewChange) {
         let before = self.peers.begin_view(change, |change| self.lose(change));
-        for other in (1..self.peers.count()).map(NodeId).filter(|other| !self.peers.is_lost(*other)) {
+        self.tell_view(before, change);
+    }
+
+    /// Tells all others that a node is gone: what has changed after a view.
+    pub(crate) fn tell_view(&self, before: u32, change: ViewChange) {
+        let others = (0..self.peers.count()).map(NodeId).filter(|other| *other != self.id);
+        for other in others.filter(|other| !self.peers.is_lost(*other)) {
             self.outbox.tell(other, ShareMessage::View { after: before, changes: vec![change] });
         }
     }
@@ -272,6 +298,8 @@ impl ShareNode {
     /// Ends what waits for a node that is gone.
     fn lose(&self, change: &ViewChange) {
         let node = NodeId(change.node);
+        self.end_process(node);
+        self.end_promotion(node, change.host.map(NodeId));
         // What is in its memory may be newer than what another node keeps of it.
         self.arenas.lose(node);
         // Whoever is told that the node is gone finds who keeps its objects.

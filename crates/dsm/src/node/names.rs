@@ -1,9 +1,9 @@
 //! Named values: the first node keeps a table of names, by which tasks of any node find what they share.
 //!
 //! The table owns a counted handle of each value, so a value stays as long as its name. A look-up is a message to the
-//! first node, which tells the word, and one to the value's home, which counts a handle more. The first node is never
-//! lost, because all end with it; so names outlive who has given them. Values die with their homes, or are kept by
-//! the first node, as others are.
+//! first node, which tells the word, and one to the value's home, which counts a handle more. Names outlive who has
+//! given them: all end with the first node, or etcd keeps the names, and the first node that is left has them from
+//! there. Values die with their homes, or are kept by the first node, as others are.
 
 use super::{NodeId, ShareNode, WaitCause};
 use crate::error::NameError;
@@ -19,12 +19,16 @@ use farfield_core::dsm::{HomeTicket, NameRefusal, NameTable, NamedValue, OwnerWo
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The node that keeps the names.
-const FIRST: NodeId = NodeId(0);
-
 /// Names of the program, at its first node. Other nodes have an empty table.
 #[derive(Default)]
-pub(super) struct ProgramNames(Mutex<NameTable>);
+pub(super) struct ProgramNames(Mutex<KnownNames>);
+
+#[derive(Default)]
+struct KnownNames {
+    table: NameTable,
+    /// Whether the table has the names that are kept elsewhere.
+    is_whole: bool,
+}
 
 /// A name with its value, for readers.
 pub(super) struct NameRow {
@@ -36,13 +40,13 @@ pub(super) struct NameRow {
 }
 
 impl ProgramNames {
-    fn lock(&self) -> MutexGuard<'_, NameTable> {
+    fn lock(&self) -> MutexGuard<'_, KnownNames> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the waits of a node that is gone.
     pub(super) fn lose(&self, node: NodeId) {
-        self.lock().lose(node.0);
+        self.lock().table.lose(node.0);
     }
 }
 
@@ -73,7 +77,7 @@ impl Here<'_> {
         match told? {
             NameReply::Done => Ok(()),
             NameReply::Refused(refusal) => Err(refused::<T>(name, refusal)),
-            NameReply::Word(_) | NameReply::Waits => Err(ShareError::Stale { node: FIRST }.into()),
+            NameReply::Word(_) | NameReply::Waits => Err(self.node().stale_names().into()),
         }
     }
 
@@ -100,7 +104,7 @@ impl Here<'_> {
         match self.node().ask_names(name, NameRequest::Unpublish { types: types_of::<T>() })? {
             NameReply::Word(word) => Ok(DArc::of_word(word)),
             NameReply::Refused(refusal) => Err(refused::<T>(name, refusal)),
-            NameReply::Done | NameReply::Waits => Err(ShareError::Stale { node: FIRST }.into()),
+            NameReply::Done | NameReply::Waits => Err(self.node().stale_names().into()),
         }
     }
 
@@ -150,15 +154,30 @@ enum NameReply {
 }
 
 impl ShareNode {
+    /// Returns the error of an answer about names that makes no sense.
+    fn stale_names(&self) -> ShareError {
+        ShareError::Stale { node: self.leader() }
+    }
+
     fn ask_names(&self, name: &str, request: NameRequest<'_>) -> Result<NameReply, Unanswered> {
-        let word = |bits| OwnerWord::from_bits(bits).ok_or(ShareError::Stale { node: FIRST });
-        Ok(match self.at_home(FIRST, ShareMessage::Name { name, request })? {
-            ShareReply::Done => NameReply::Done,
-            ShareReply::Word(bits) => NameReply::Word(word(bits)?),
-            ShareReply::Waits => NameReply::Waits,
-            ShareReply::NameRefused(refusal) => NameReply::Refused(refusal),
-            _ => return Err(ShareError::Stale { node: FIRST }.into()),
-        })
+        let word = |bits| OwnerWord::from_bits(bits).ok_or(self.stale_names());
+        loop {
+            let first = self.leader();
+            return Ok(match self.at_home(first, ShareMessage::Name { name, request }) {
+                Ok(ShareReply::Done) => NameReply::Done,
+                Ok(ShareReply::Word(bits)) => NameReply::Word(word(bits)?),
+                Ok(ShareReply::Waits) => NameReply::Waits,
+                Ok(ShareReply::NameRefused(refusal)) => NameReply::Refused(refusal),
+                Ok(_) => return Err(self.stale_names().into()),
+                // Another node keeps the names since. What may have been done is not done twice.
+                Err(Unanswered { error: ShareError::NodeLost { .. }, may_have_arrived })
+                    if self.leader() != first && (!may_have_arrived || matches!(request, NameRequest::Find { .. })) =>
+                {
+                    continue;
+                }
+                Err(unanswered) => return Err(unanswered),
+            });
+        }
     }
 
     /// Returns the word of the value that has a name. Waits until one has it, up to this time, or not at all.
@@ -173,11 +192,12 @@ impl ShareNode {
                 return match self.ask_names(name, NameRequest::Find { types, ticket: None }) {
                     Ok(NameReply::Word(word)) => Ok(Ok(word)),
                     Ok(NameReply::Refused(refusal)) => Ok(Err(refusal)),
-                    Ok(_) => Err(ShareError::Stale { node: FIRST }),
+                    Ok(_) => Err(self.stale_names()),
                     Err(unanswered) => Err(unanswered.error),
                 };
             };
-            let (number, slot) = self.waits.expect(FIRST, WaitCause::Name, ());
+            let first = self.leader();
+            let (number, slot) = self.waits.expect(first, WaitCause::Name, ());
             let reply = self.ask_names(name, NameRequest::Find { types, ticket: Some(number) });
             let answer = match &reply {
                 Ok(NameReply::Waits) => slot.wait_until(self, until),
@@ -187,13 +207,15 @@ impl ShareNode {
             match (reply, answer) {
                 (Ok(NameReply::Word(word)), _) => return Ok(Ok(word)),
                 (Ok(NameReply::Refused(refusal)), _) => return Ok(Err(refusal)),
-                // A value has the name, or had it a moment ago.
-                (Ok(NameReply::Waits), Some(answer)) => drop(answer.0?),
+                // A value has the name, or had it a moment ago; or another node keeps the names since.
+                (Ok(NameReply::Waits), Some(answer)) => {
+                    answer.0.map(drop).or_else(|error| if self.leader() == first { Err(error) } else { Ok(()) })?;
+                }
                 (Ok(NameReply::Waits), None) => {
                     self.end_name_wait(number);
                     return Ok(Err(NameRefusal::Absent));
                 }
-                (Ok(NameReply::Done), _) => return Err(ShareError::Stale { node: FIRST }),
+                (Ok(NameReply::Done), _) => return Err(self.stale_names()),
                 (Err(unanswered), _) => {
                     self.end_name_wait(number);
                     return Err(unanswered.error);
@@ -204,31 +226,35 @@ impl ShareNode {
 
     /// Tells the first node that a wait for a name is over. Never waits.
     fn end_name_wait(&self, number: u64) {
-        if self.id == FIRST {
-            self.names.lock().cancel(HomeTicket { node: self.id.0, number });
+        let first = self.leader();
+        if self.id == first {
+            self.names.lock().table.cancel(HomeTicket { node: self.id.0, number });
         } else {
-            let message = ShareMessage::NameWaitEnded { ticket: number };
-            self.outbox.tell(FIRST, message);
+            self.outbox.tell(first, ShareMessage::NameWaitEnded { ticket: number });
         }
     }
 
-    /// Serves a message about a name, at the first node. Returns `None` for nonsense.
+    /// Serves a message about a name, at the first node. Returns `None` for nonsense, and if this node ends.
     pub(super) fn serve_name(
         &self,
         sender: NodeId,
         name: &str,
         request: &NameRequest<'_>,
     ) -> Option<ShareReply<'static>> {
-        if self.id != FIRST || !NameTable::is_name(name) {
+        if self.id != self.leader() || !NameTable::is_name(name) {
             return None;
         }
-        let mut names = self.names.lock();
+        let mut known = self.names.lock();
+        let names = self.whole_names(&mut known)?;
         let found = match *request {
             NameRequest::Publish { word, types, type_name } => {
                 let value = NamedValue { word: OwnerWord::from_bits(word)?, types, type_name: visible(type_name) };
-                match names.publish(name, value, |word| self.is_value_lost(word)) {
+                match names.publish(name, value.clone(), |word| self.is_value_lost(word)) {
                     Ok(waiting) => {
-                        drop(names);
+                        if !self.authority().keep_name(self, name, Some(&value)) {
+                            return None;
+                        }
+                        drop(known);
                         waiting.into_iter().for_each(|ticket| self.answer(ticket, WaitAnswer::Named));
                         return Some(ShareReply::Done);
                     }
@@ -245,14 +271,29 @@ impl ShareNode {
                     Err(refusal) => Err(refusal),
                 }
             }
-            NameRequest::Unpublish { types } => names.unpublish(name, types),
+            NameRequest::Unpublish { types } => {
+                let taken = names.unpublish(name, types);
+                if taken.is_ok() && !self.authority().keep_name(self, name, None) {
+                    return None;
+                }
+                taken
+            }
         };
         Some(found.map_or_else(ShareReply::NameRefused, |word| ShareReply::Word(word.bits())))
     }
 
+    /// Returns the table with the names that a node has kept elsewhere which is gone. `None` if this node ends.
+    fn whole_names<'t>(&self, known: &'t mut KnownNames) -> Option<&'t mut NameTable> {
+        if !known.is_whole {
+            known.table.restore(self.authority().kept_names(self)?);
+            known.is_whole = true;
+        }
+        Some(&mut known.table)
+    }
+
     /// Ends a wait of another node for a name.
     pub(super) fn cancel_name(&self, sender: NodeId, number: u64) {
-        self.names.lock().cancel(HomeTicket { node: sender.0, number });
+        self.names.lock().table.cancel(HomeTicket { node: sender.0, number });
     }
 
     /// Returns whether a value's home is gone, and nobody keeps the value.
@@ -262,7 +303,8 @@ impl ShareNode {
 
     /// Returns how many names there are, and the first of them with their values.
     pub(super) fn name_rows(&self, most: usize) -> (usize, Vec<NameRow>) {
-        let names = self.names.lock();
+        let known = self.names.lock();
+        let names = &known.table;
         let row = |(name, value): (&str, &NamedValue)| NameRow {
             name: name.to_owned(),
             type_name: value.type_name.clone(),

@@ -80,16 +80,20 @@ impl ShareNode {
         text += &notice_lines!(
             "", NodeStats, self.stats();
             numbers messages fetches frees spawns given_tasks results message_bytes moved_objects
-                object_bytes copy_bytes orphans late_frees backup_batches backup_bytes promoted_objects promoted_bytes;
+                object_bytes copy_bytes orphans late_frees backup_batches backup_bytes backup_servers promoted_objects
+                promoted_bytes;
             durations; lists
         );
         if let Some((waiting_bytes, left, of)) = self.backup_lag() {
             text +=
                 &format!("has_backup 1\nbackup_good {}\nbackup_waiting_bytes {waiting_bytes}\n", u8::from(left > 0));
-            text += &format!("backup_servers {left}\nbackup_servers_at_first {of}\n");
+            text += &format!("backup_servers_at_first {of}\n");
         }
         let lost: Vec<_> = (0..self.peers.count()).filter(|node| self.peers.is_lost(super::NodeId(*node))).collect();
         text += &format!("lost_nodes {}\nview {}\n", join(&lost), self.peers.view());
+        if self.authority().is_elected() {
+            text += &format!("leads {}\n", u8::from(self.first.leads()));
+        }
         // Writing into a string cannot fail.
         for (index, WaitNote { cause, node, since }) in self.wait_notes.all().iter().take(WAITS_MAX).enumerate() {
             let (kind, word) = match cause {

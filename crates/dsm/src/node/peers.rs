@@ -2,7 +2,8 @@
 
 use super::{NodeId, ShareNode, WITHIN, WaitCause};
 use crate::ShareError;
-use crate::member::Invitation;
+use crate::backup::ReplicaAccess;
+use crate::member::{Invitation, ReplicaVerdict};
 use crate::message::{
     self, AnswerLetter, ArenaAddress, Letter, LetterOut, NodeAddress, ShareMessage, ShareReply, VALUE_BYTES_MAX,
     ViewNews,
@@ -47,7 +48,7 @@ pub(crate) enum NoPlace {
     Ever(String),
 }
 
-/// What the first process knows of the backup of a node.
+/// Knowledge of the first process about the backup of a node.
 #[derive(Default)]
 struct PeerBackup {
     /// Replicas that are older than what others know, a bit each.
@@ -55,6 +56,8 @@ struct PeerBackup {
     /// All of them are.
     is_lost: bool,
     is_taken_over: bool,
+    /// Replicas that are in other regions than at first, with sessions that keep these.
+    restored: Vec<(u8, ReplicaAccess, Arc<dyn Backend>)>,
 }
 
 #[derive(Default)]
@@ -324,17 +327,38 @@ impl Peers {
             return false;
         }
         match replica {
-            Some(replica) => backup.lost_replicas |= 1u8.checked_shl(replica.into()).unwrap_or(0),
+            Some(replica) => {
+                backup.lost_replicas |= 1u8.checked_shl(replica.into()).unwrap_or(0);
+                backup.restored.retain(|(restored, ..)| *restored != replica);
+            }
             None => backup.is_lost = true,
         }
         true
     }
 
-    /// Begins to take over the backup of a node. Returns the replicas of no use, a bit each; `None` if all are.
-    pub(crate) fn begin_take_over(&self, node: NodeId) -> Option<u8> {
+    /// Records that a replica of a node's backup is in another region. Waits for its memory server.
+    pub(crate) fn restore_backup(&self, node: NodeId, replica: u8, access: ReplicaAccess) -> ReplicaVerdict {
+        let Some(peer) = self.peers.get(usize::from(node.0)).filter(|_| replica < 8) else {
+            return ReplicaVerdict::Unused;
+        };
+        let Ok(session) = access.attach() else { return ReplicaVerdict::Unused };
+        let mut backup = lock(&peer.backup);
+        if backup.is_taken_over {
+            return ReplicaVerdict::TakenOver;
+        }
+        backup.lost_replicas &= !(1 << replica);
+        backup.restored.retain(|(restored, ..)| *restored != replica);
+        backup.restored.push((replica, access, session));
+        ReplicaVerdict::Used
+    }
+
+    /// Begins to take over the backup of a node. Returns the replicas of no use, a bit each, and those that are in
+    /// other regions than at first; `None` if all are of no use.
+    pub(crate) fn begin_take_over(&self, node: NodeId) -> Option<(u8, Vec<(u8, ReplicaAccess)>)> {
         let mut backup = lock(&self.peers.get(usize::from(node.0))?.backup);
         backup.is_taken_over = true;
-        (!backup.is_lost).then_some(backup.lost_replicas)
+        let restored = backup.restored.iter().map(|(replica, access, _)| (*replica, access.clone())).collect();
+        (!backup.is_lost).then_some((backup.lost_replicas, restored))
     }
 
     /// Returns whether a node is gone.

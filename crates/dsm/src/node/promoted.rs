@@ -16,7 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Objects of other partitions.
 #[derive(Default)]
-pub(super) struct PromotedObjects(Mutex<PromotedTable>);
+pub(super) struct PromotedObjects {
+    table: Mutex<PromotedTable>,
+    /// Backups that were read for the next view. They are kept here from then on, if it says so.
+    prepared: Mutex<HashMap<NodeId, BackupImage>>,
+}
 
 #[derive(Default)]
 struct PromotedTable {
@@ -71,7 +75,11 @@ impl PromotedTable {
 
 impl PromotedObjects {
     fn lock(&self) -> MutexGuard<'_, PromotedTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prepared(&self) -> MutexGuard<'_, HashMap<NodeId, BackupImage>> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of objects, and their bytes.
@@ -111,6 +119,20 @@ impl ShareNode {
     pub(crate) fn set_host(&self, of: NodeId, host: NodeId) {
         if let Some(entry) = self.hosts.0.get(usize::from(of.0)) {
             entry.store(host.0, Ordering::Release);
+        }
+    }
+
+    /// Prepares to keep the objects of a node that is gone, from the view on that says so.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn prepare_promotion(&self, node: NodeId, image: BackupImage) {
+        self.promoted.prepared().insert(node, image);
+    }
+
+    /// Keeps what was prepared, if this node is the host of one that is gone; forgets it otherwise.
+    pub(super) fn end_promotion(&self, node: NodeId, host: Option<NodeId>) {
+        let image = self.promoted.prepared().remove(&node);
+        if let Some(image) = image.filter(|_| host == Some(self.id)) {
+            self.promote(node, image);
         }
     }
 

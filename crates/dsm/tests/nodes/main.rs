@@ -102,7 +102,9 @@ fn main() {
         println!("test nodes_go_on_without_their_backups ... ok");
         survival::what_was_handed_over_outlives_a_node_and_a_server();
         println!("test what_was_handed_over_outlives_a_node_and_a_server ... ok");
-        passed += 5;
+        survival::a_memory_server_that_comes_back_keeps_backups_again();
+        println!("test a_memory_server_that_comes_back_keeps_backups_again ... ok");
+        passed += 6;
     }
     println!("\ntest result: ok. {passed} passed; 0 failed; finished in {:.2}s", started.elapsed().as_secs_f64());
 }

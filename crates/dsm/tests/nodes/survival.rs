@@ -46,8 +46,12 @@ pub(crate) const TESTS: &[NodesTest] = &[
 
 /// Starts a memory server, at the URL that is returned with it.
 pub(crate) fn memory_server() -> (Server, String) {
+    memory_server_at("tcp://127.0.0.1:0")
+}
+
+fn memory_server_at(url: &str) -> (Server, String) {
     let server = Server::start(Config {
-        listen: vec!["tcp://127.0.0.1:0".parse().expect("a URL")],
+        listen: vec![url.parse().expect("a URL")],
         functions: farfield_wic::Registry::standard(),
         lease: Duration::ZERO,
         ..Config::default()
@@ -1299,6 +1303,36 @@ pub(crate) fn what_was_handed_over_outlives_a_node_and_a_server() {
         });
         ended.expect("the nodes start").expect("a node lives");
     }
+}
+
+/// One of two memory servers comes back, empty. It is filled, and then it may be the only one that is left.
+pub(crate) fn a_memory_server_that_comes_back_keeps_backups_again() {
+    let [(first, first_url), (last, last_url)] = [memory_server(), memory_server()];
+    let config = NodeBuilder::new().nodes(3).near(NEAR_BYTES).workers(2);
+    let ended = run(&config.backup(format!("mirror({first_url},{last_url})")), |here| -> Checked {
+        let servers = || at(here, DEAD, (), |here, ()| here.stats().backup_servers);
+        let kept = |number: u64| at(here, DEAD, (number,), |here, (number,)| here.alloc([number; 200]));
+        let lock = at(here, DEAD, (), |here, ()| DArc::new(here, DMutex::new(here, 5u64)?))??;
+        let mut all = vec![kept(0)??];
+        first.shutdown(Duration::ZERO);
+        all.push(kept(1)??);
+        assert_eq!(servers()?, 1);
+        let (again, _) = memory_server_at(&first_url);
+        until(|| servers() == Ok(2));
+        all.push(kept(2)??);
+        *lock.get(here)?.lock(here)? += 1;
+        last.shutdown(Duration::ZERO);
+        all.push(kept(3)??);
+        assert_eq!(servers()?, 1);
+        kill(here)?;
+        for (number, object) in all.iter().enumerate() {
+            assert_eq!(object.get(here)?[7], number as u64);
+        }
+        assert_eq!(*lock.get(here)?.lock(here)?, 6);
+        drop(again);
+        Ok(())
+    });
+    ended.expect("the nodes start").expect("a node lives");
 }
 
 /// A backup is refused where it cannot be kept, before the program begins.
