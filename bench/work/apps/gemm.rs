@@ -185,7 +185,8 @@ fn add_tile(
     let (left, right, mut sum) = (left.get(here)?, right.get(here)?, sum.get_mut(here)?);
     let grid = left.grid;
     let (row, column) = (index / grid.count, index % grid.count);
-    for at in 0..grid.count {
+    // Each node begins with its own tiles, so that not all of them ask the same one at the same time.
+    for at in (row..grid.count).chain(0..row) {
         let (left, right) = (left.tile(here, row * grid.count + at)?, right.tile(here, at * grid.count + column)?);
         grid.multiply_add(left, right, &mut sum);
     }
