@@ -110,6 +110,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/share/read.toml"),
         include_str!("../experiments/share/real.toml"),
         include_str!("../experiments/share/recover.toml"),
+        include_str!("../experiments/share/scale.toml"),
         include_str!("../experiments/share/social.toml"),
         include_str!("../experiments/share/steal.toml"),
         include_str!("../experiments/wickit/list.toml"),

@@ -122,6 +122,8 @@ pub(crate) enum Peer {
     Shipped(&'static str),
     /// Nodes of shared memory, which the program starts and uses in this way.
     Share(&'static str),
+    /// Nodes of shared memory that the program simulates, whose objects are kept coherent in this way.
+    SimulatedShare(&'static str),
     /// Nobody: a loop, over the program's own memory.
     Loop,
     /// Nobody: a function in the server's place, over the program's own memory.
@@ -241,6 +243,10 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "share-tied" => Contender::Peer(Peer::Share("tied")),
         "share-anywhere" => Contender::Peer(Peer::Share("anywhere")),
         "share-beside" => Contender::Peer(Peer::Share("beside")),
+        "sim-ownership" => Contender::Peer(Peer::SimulatedShare("ownership")),
+        "sim-directory" => Contender::Peer(Peer::SimulatedShare("directory")),
+        "sim-directory-of-many" => Contender::Peer(Peer::SimulatedShare("directory-of-many")),
+        "sim-delegation" => Contender::Peer(Peer::SimulatedShare("delegation")),
         "loop" => Contender::Peer(Peer::Loop),
         "function" => Contender::Peer(Peer::Function),
         "one-sided" => Contender::Peer(Peer::OneSided),
@@ -282,7 +288,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
@@ -546,7 +552,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::FabricLane(provider) => vec![Server::fabric(job, provider)?],
         Peer::MirrorLane => tcp(2)?,
         Peer::EcLane | Peer::DegradedEcLane => tcp(5)?,
-        Peer::Loopback | Peer::Grpc | Peer::Share(_) | Peer::Loop | Peer::Function => vec![],
+        Peer::Loopback | Peer::Grpc | Peer::Share(_) | Peer::SimulatedShare(_) | Peer::Loop | Peer::Function => vec![],
         Peer::DiskLane | Peer::CompressedLane => vec![],
     };
     let bytes = twice(job);
@@ -572,6 +578,7 @@ fn remote(peer: Peer, job: &Job<'_>) -> Result<Sample> {
         Peer::Loopback => "loopback:".to_owned(),
         Peer::Grpc => "grpc:".to_owned(),
         Peer::Share(way) => format!("share:{way}"),
+        Peer::SimulatedShare(way) => format!("sim:{way}"),
         Peer::Loop => "loop:".to_owned(),
         Peer::Function => "function:".to_owned(),
     };

@@ -215,6 +215,7 @@ const PARAMETERS: &[&str] = &[
     "mix",
     "graph",
     "region_kib",
+    "processors",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;

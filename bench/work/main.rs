@@ -34,8 +34,10 @@ mod random;
 mod real;
 mod remote;
 mod replacement;
+mod scale;
 mod schedule;
 mod served;
+mod share_counts;
 mod shared;
 mod shuffle;
 #[cfg(feature = "sql")]
@@ -59,8 +61,28 @@ use farfield_gc::FarTracing;
 use measure::Outcome;
 use std::process::ExitCode;
 
+/// Shared memory of the applications.
+mod dsm {
+    pub(crate) use farfield_dsm::*;
+    use std::ops::Range;
+
+    /// Borrows a part of a slice: all of it comes, if it is elsewhere.
+    pub(crate) fn part<'a, T: Far>(
+        here: &'a Here<'_>,
+        values: &'a DBox<[T]>,
+        range: Range<usize>,
+    ) -> Result<&'a [T], ShareError> {
+        Ok(&values.get(here)?[range])
+    }
+
+    /// Runs what is measured of an application.
+    pub(crate) fn measured<R>(body: impl FnOnce() -> R) -> R {
+        body()
+    }
+}
+
 /// A workload and its parameters.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "farfield-work")]
 struct Options {
     /// What to do.
@@ -125,6 +147,9 @@ struct Options {
     /// Nodes of a walk, or of shared memory.
     #[arg(long, default_value_t = 1)]
     nodes: u64,
+    /// Processors of a simulated node of shared memory.
+    #[arg(long, default_value_t = 16)]
+    processors: u64,
     /// The pool is throttled: each answer comes so many µs later; 0: not.
     #[arg(long, default_value_t = 0)]
     latency_us: u64,
@@ -138,6 +163,7 @@ struct Options {
     /// for `list`, `log` and `cuckoo` loopback:, client:URL, server:URL or auto:URL; for the first also grpc: or unbatched:URL, for the last two one-sided:URL;
     /// for `share-deref`, `share-read`, `share-lock`, `share-steal`, `share-recover` and `share-affinity` share:, for the second also share:place or loopback:,
     /// for the last also share:tied, share:anywhere or share:beside; for `share-counts` share:, for the other applications also share:place,
+    /// for these also sim:ownership, sim:directory, sim:directory-of-many or sim:delegation,
     /// for `share-kv` also redis-cluster:HOST:PORT,..., for `share-social` also rpc: or grpc:;
     /// for `shift` and `walk` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
@@ -192,7 +218,7 @@ struct Options {
     replacement: replacement::ReplacementOptions,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Workload {
     /// Objects behind pointers, in random order.
     Deref,
@@ -453,6 +479,9 @@ impl Options {
 fn run(options: &Options) -> Result<Outcome> {
     ensure!(options.data_mib > 0, "--data-mib must be at least 1");
     ensure!(options.write_percent <= 100, "--write-percent must be 0 to 100");
+    if let Some(outcome) = scale::run(options) {
+        return outcome;
+    }
     match options.workload {
         Workload::Deref => deref::run(options),
         Workload::Compute => compute::run(options),
@@ -513,7 +542,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ShareSteal => shared::run_steal(options),
         Workload::ShareRecover => shared::run_recover(options),
         Workload::ShareAffinity => shared::run_affinity(options),
-        Workload::ShareCounts => apps::counts::run(options),
+        Workload::ShareCounts => share_counts::run(options),
         Workload::ShareFrame => apps::frame::run(options),
         Workload::ShareGemm => apps::gemm::run(options),
         Workload::ShareSocial => apps::social::run(options),

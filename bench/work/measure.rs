@@ -69,6 +69,23 @@ impl Outcome {
         });
     }
 
+    /// Returns the operations of a phase.
+    pub(crate) fn ops(&self, name: &str) -> u64 {
+        self.output.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.ops).sum()
+    }
+
+    /// Returns the time of a phase.
+    pub(crate) fn seconds(&self, name: &str) -> f64 {
+        self.output.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.seconds).sum()
+    }
+
+    /// Gives a phase another time, which was simulated.
+    pub(crate) fn retime(&mut self, name: &str, ns: u64) {
+        for phase in self.output.phases.iter_mut().filter(|phase| phase.name == name) {
+            (phase.seconds, phase.cpu_seconds) = (ns as f64 / 1e9, 0.0);
+        }
+    }
+
     /// A phase that is all of these.
     pub(crate) fn all(&mut self, name: &str, phases: &[&str]) {
         let parts: Vec<Phase> =

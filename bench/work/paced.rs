@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use std::time::Duration;
 
 /// The way in which a job uses its data, and how long it waits.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PacedOptions {
     /// Pages that are read for each request.
     #[arg(long, default_value_t = 100)]

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a schedule is made of.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScheduleOptions {
     /// Who divides memory and orders jobs.
     #[arg(long, default_value = "memory-time")]

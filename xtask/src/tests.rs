@@ -138,11 +138,12 @@ const FEATURES_OF_FABRIC: &str =
 const END_TO_END: &str = "farfield-tests";
 
 /// Models whose threads run under a scheduler: loom for the words of the heap and of collections, and for copies of
-/// shared objects; shuttle for the pager.
-const MODELS: [[&str; 6]; 4] = [
+/// shared objects; shuttle for the pager, and for tasks, waits and channels of shared memory.
+const MODELS: [[&str; 6]; 5] = [
     ["-p", "farfield-core", "--features", "model", "--test", "*_model"],
     ["-p", "farfield-gc", "--features", "model", "--test", "model"],
     ["-p", "farfield-dsm", "--features", "model", "--test", "model"],
+    ["-p", "farfield-dsm", "--features", "model", "--test", "schedules"],
     ["-p", "farfield-pager", "--features", "model", "--test", "model"],
 ];
 

@@ -6,10 +6,10 @@
 
 mod kernels;
 
+use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, Owner, ShareError, scope};
 use super::{Nodes, all, count_since, counts, in_threads, node_of, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
-use farfield_dsm::{DBox, DVec, Far, Here, JoinError, Lent, Owner, ShareError, scope};
 use kernels::{Answers, Cell, GROUPS, GroupRow, PARTS, Pivots, RowView, Rows, SAMPLES, TableForm};
 use std::sync::Mutex;
 
@@ -271,7 +271,7 @@ fn shared(here: &Here<'_>, form: TableForm) -> Result<Outcome> {
     let mut outcome = Outcome::new();
     let table = outcome.phase("fill", form.rows as u64, || Table::filled(here, form))?;
     let before = counts(here)?;
-    let (mut answers, sorted) = outcome.phase("ask", form.rows as u64, || ask(here, &table))?;
+    let (mut answers, sorted) = outcome.phase("ask", form.rows as u64, || dsm::measured(|| ask(here, &table)))?;
     count_since(here, before, form.chunks() as u64, &mut outcome)?;
     for part in &sorted {
         answers.see_sorted(all(&here.enter(), part)?);

@@ -3,11 +3,11 @@
 //!
 //! Values are small whole numbers, so sums are exact in any order, and the product is checked by Freivalds' method.
 
+use super::dsm::{self, ChunkMut, DBox, DVec, Far, Here, JoinError, Lent, LentMut, ShareError, scope};
 use super::{Nodes, count_since, counts, in_threads, node_of};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Result, ensure};
-use farfield_dsm::{ChunkMut, DBox, DVec, Far, Here, JoinError, Lent, LentMut, ShareError, scope};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 
@@ -185,7 +185,8 @@ fn add_tile(
     let (left, right, mut sum) = (left.get(here)?, right.get(here)?, sum.get_mut(here)?);
     let grid = left.grid;
     let (row, column) = (index / grid.count, index % grid.count);
-    for at in 0..grid.count {
+    // Each node begins with its own tiles, so that not all of them ask the same one at the same time.
+    for at in (row..grid.count).chain(0..row) {
         let (left, right) = (left.tile(here, row * grid.count + at)?, right.tile(here, at * grid.count + column)?);
         grid.multiply_add(left, right, &mut sum);
     }
@@ -199,7 +200,7 @@ fn shared(here: &Here<'_>, options: &Options, grid: TileGrid) -> Result<Outcome>
         Ok((factor(0)?, factor(1)?, Matrix::zeros(here, grid)?))
     })?;
     let before = counts(here)?;
-    outcome.phase("multiply", grid.steps(), || product.multiply_add(here, &left, &right))?;
+    outcome.phase("multiply", grid.steps(), || dsm::measured(|| product.multiply_add(here, &left, &right)))?;
     count_since(here, before, grid.tiles() as u64, &mut outcome)?;
     let here = &here.enter();
     let vector = vector(grid, options.seed);

@@ -6,12 +6,12 @@
 
 mod cluster;
 
+use super::dsm::{self, DArc, DBox, DMutex, DVec, Far, Here, JoinError, Mut, NodeId, ShareError};
 use super::{Nodes, count_since, counts};
 use crate::random::{Random, mix};
 use crate::zipf::Zipf;
 use crate::{Options, Outcome};
 use anyhow::{Result, ensure};
-use farfield_dsm::{DArc, DBox, DMutex, DVec, Far, Here, JoinError, Mut, NodeId, ShareError};
 use std::sync::Mutex;
 
 /// Value of 32 bytes: its key, its writer, the writer's count of writes, and a hash of the three.
@@ -330,7 +330,7 @@ fn shared(here: &Here<'_>, options: &Options, load: KvLoad) -> Result<Outcome> {
         Ok(store)
     })?;
     let before = counts(here)?;
-    let found = outcome.phase("serve", load.ops * options.threads, || -> Result<_, JoinError> {
+    let serve = || -> Result<KvFound, JoinError> {
         let clients = (0..options.threads).map(|client| {
             let node = NodeId((client % here.nodes().count() as u64) as u16);
             here.spawn_to(node, (store.try_clone(here)?, load, client), |here, (store, load, client)| {
@@ -339,7 +339,8 @@ fn shared(here: &Here<'_>, options: &Options, load: KvLoad) -> Result<Outcome> {
         });
         let clients = clients.collect::<Result<Vec<_>, ShareError>>()?;
         clients.into_iter().try_fold(KvFound::default(), |found, client| Ok(found.add(client.join(here)??)))
-    })?;
+    };
+    let found = outcome.phase("serve", load.ops * options.threads, || dsm::measured(serve))?;
     count_since(here, before, load.ops * options.threads, &mut outcome)?;
     let end = with_own_keys(here, &store, load, |here, (store, load)| {
         let store = store.get(here)?;

@@ -4,31 +4,32 @@
 //! Both do the same work with the same kernels and give the same checksum. `--threads` is the number of threads of all nodes
 //! together, `--nodes` the number of nodes. The nodes run this program with the same arguments, so nothing is done before `run`.
 
-pub(crate) mod counts;
 pub(crate) mod frame;
 pub(crate) mod gemm;
 pub(crate) mod kv;
 pub(crate) mod social;
 
+use super::dsm;
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
-use farfield_dsm::{DVec, Far, Here, JoinError, NodeBuilder, NodeId, ShareError};
+use dsm::{DVec, Far, Here, JoinError, NodeBuilder, NodeId, ShareError};
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// Memory of each node.
 const NEAR_BYTES: u64 = 2 << 30;
 
 /// Nodes on which an application runs.
-struct Nodes {
-    count: u16,
+pub(crate) struct Nodes {
+    pub(crate) count: u16,
     /// Tasks that run at a time at each node.
     workers: usize,
-    is_in_place: bool,
+    pub(crate) is_in_place: bool,
 }
 
 impl Nodes {
     /// Returns the nodes that the options ask for; `None` if the data is in std's types.
-    fn of(options: &Options) -> Result<Option<Nodes>> {
+    pub(crate) fn of(options: &Options) -> Result<Option<Nodes>> {
         let is_in_place = match options.peer.as_deref() {
             None => return Ok(None),
             Some("share:") => false,
@@ -46,15 +47,15 @@ impl Nodes {
     }
 
     /// Runs a body at the first node.
-    fn run<R>(&self, body: impl FnOnce(&Here<'_>) -> Result<R>) -> Result<R> {
+    pub(crate) fn run<R>(&self, body: impl FnOnce(&Here<'_>) -> Result<R>) -> Result<R> {
         let config = NodeBuilder::new().nodes(self.count).near(NEAR_BYTES).workers(self.workers);
         let config = config.read_in_place(self.is_in_place);
-        farfield_dsm::run(&config, body).context("the nodes do not start")?
+        dsm::run(&config, body).context("the nodes do not start")?
     }
 }
 
 /// Counts of all nodes together: messages, bytes of messages, objects that have moved, bytes of objects.
-type Counts = [u64; 4];
+pub(crate) type Counts = [u64; 4];
 
 /// Returns the counts of this node.
 fn own_counts(here: &Here<'_>) -> Counts {
@@ -63,7 +64,7 @@ fn own_counts(here: &Here<'_>) -> Counts {
 }
 
 /// Returns the counts of all nodes. Asking another node sends a message there and one back.
-fn counts(here: &Here<'_>) -> Result<Counts, JoinError> {
+pub(crate) fn counts(here: &Here<'_>) -> Result<Counts, JoinError> {
     let mut all = [0; 4];
     for node in here.nodes() {
         let counts = if node == here.id() {
@@ -107,6 +108,11 @@ fn store<T: Far + Copy>(here: &Here<'_>, values: &[T]) -> Result<DVec<T>, ShareE
     let mut stored = DVec::with_chunk(values.len());
     stored.extend_from_slice(here, values)?;
     Ok(stored)
+}
+
+/// Borrows some of the values that lie side by side.
+fn part<'a, T: Far>(here: &'a Here<'_>, values: &'a DVec<T>, range: Range<usize>) -> Result<&'a [T], ShareError> {
+    values.chunk(here, 0)?.map_or(Ok(&[]), |values| dsm::part(here, values, range))
 }
 
 /// Borrows values that lie side by side.

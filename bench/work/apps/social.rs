@@ -11,13 +11,13 @@ mod content;
 mod plain;
 mod rpc;
 
-use super::{Nodes, all, count_since, counts, store};
+use super::dsm::{
+    self, DArc, DAtomic, DBox, DMutex, DString, DVec, Far, Here, JoinError, Lent, NodeId, Owner, ShareError, scope,
+};
+use super::{Nodes, all, count_since, counts, part, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
 use content::{Activity, Asked, Content, FriendGraph, PostFound, SocialLoad, TIMELINE, Timeline};
-use farfield_dsm::{
-    DArc, DAtomic, DBox, DMutex, DString, DVec, Far, Here, JoinError, Lent, NodeId, Owner, ShareError, scope,
-};
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let load = SocialLoad::of(options)?;
@@ -148,9 +148,9 @@ impl Net {
 
     /// Returns the friends of a user, as the social graph knows them.
     fn friends_of<'a>(&'a self, here: &'a Here<'_>, user: u32) -> Result<&'a [u32], ShareError> {
-        let offsets = all(here, &self.offsets)?;
-        let [begin, end] = [user as usize, user as usize + 1].map(|at| offsets[at] as usize);
-        Ok(&all(here, &self.friends)?[begin..end])
+        let user = user as usize;
+        let offsets = part(here, &self.offsets, user..user + 2)?;
+        part(here, &self.friends, offsets[0] as usize..offsets[1] as usize)
     }
 }
 
@@ -326,7 +326,7 @@ fn shared(here: &Here<'_>, options: &Options, load: SocialLoad) -> Result<Outcom
     };
     let filled = outcome.phase("fill", load.posts, || clients(true))?;
     let before = counts(here)?;
-    let found = outcome.phase("serve", load.ops(), || clients(false))?;
+    let found = outcome.phase("serve", load.ops(), || dsm::measured(|| clients(false)))?;
     count_since(here, before, load.ops(), &mut outcome)?;
     load.finish(&mut outcome, filled, found);
     Ok(outcome)

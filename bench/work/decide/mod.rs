@@ -30,7 +30,7 @@ const SPLIT_JOBS: usize = 64;
 const EXACT: u64 = 300;
 
 /// The cluster that a gate decides about.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DecideOptions {
     /// Nodes of the cluster.
     #[arg(long, default_value_t = 1000)]

@@ -1,4 +1,6 @@
-//! Locks and atomics of what the models run (`tests/model.rs`): there, loom's types stand in for these.
+//! Locks, atomics and threads of what the models run (`tests/model.rs`, `tests/schedules.rs`): there, loom's and
+//! shuttle's types stand in for these.
 
-pub(crate) use core::sync::atomic::AtomicU64;
+pub(crate) use core::sync::atomic::{AtomicU16, AtomicU64};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::thread;

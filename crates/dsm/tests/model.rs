@@ -10,7 +10,6 @@
 #[allow(dead_code, reason = "the models use a part")]
 mod copies;
 #[path = "../../core/tests/models/mod.rs"]
-#[allow(dead_code, reason = "the models use a part")]
 mod models;
 
 /// What `src/primitives.rs` is in the product.

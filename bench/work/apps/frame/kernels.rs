@@ -1,9 +1,9 @@
 //! What is done with a chunk of rows, whoever keeps it, and what must come out.
 
+use super::Far;
 use crate::Options;
 use crate::random::{Random, mix};
 use anyhow::{Result, ensure};
-use farfield_dsm::Far;
 use std::collections::HashMap;
 use std::ops::Range;
 

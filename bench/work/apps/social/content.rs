@@ -1,10 +1,10 @@
 //! What people write and ask for, and whether an answer is right: the same for all who keep the posts.
 
+use super::Far;
 use crate::random::{Random, mix};
 use crate::real;
 use crate::{Options, Outcome};
 use anyhow::{Result, ensure};
-use farfield_dsm::Far;
 use serde::{Deserialize, Serialize};
 
 /// Posts of a timeline.

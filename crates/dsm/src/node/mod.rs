@@ -19,6 +19,7 @@ mod promoted;
 mod shared;
 mod shares;
 mod tasks;
+mod wait_table;
 mod waits;
 
 use crate::ShareError;
@@ -57,7 +58,8 @@ pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 pub(crate) use tasks::NotStarted;
-pub(crate) use waits::{HomeAnswer, WaitCause, WaitLimit, WaitSlot, WaitTable};
+pub(crate) use wait_table::{WaitCause, WaitSlot, WaitTable};
+pub(crate) use waits::{HomeAnswer, WaitLimit};
 use waits::{OpenTickets, WaitNotes};
 
 /// Longest time for which an answer of another node is waited for.

@@ -2,8 +2,9 @@
 //! to a file without a path, which they find among the files that the process has open.
 
 use super::ShareNode;
+use super::WaitCause;
 use super::names::NameRow;
-use super::waits::{WaitCause, WaitNote};
+use super::waits::WaitNote;
 use crate::NodeStartError;
 use crate::stats::NodeStats;
 use core::fmt::Write as _;

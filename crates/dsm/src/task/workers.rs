@@ -3,10 +3,11 @@
 use super::code::ShippedCode;
 use crate::NodeId;
 use crate::node::ShareNode;
+use crate::primitives::{Condvar, Mutex, MutexGuard, thread};
 use farfield_core::dsm::{BorrowRoot, NodeLoad};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// A task that has not begun: bytes only.
@@ -189,7 +190,7 @@ impl Workers {
             return;
         }
         let worker = node.clone();
-        let thread = std::thread::Builder::new().name("share-worker".into());
+        let thread = thread::Builder::new().name("share-worker".into());
         match thread.spawn(move || worker.workers.work(&worker)) {
             Ok(_) => {
                 queue.busy += 1;

@@ -3,7 +3,7 @@
 //!
 //! The counts do not depend on the machine. An operation that sends another number of messages is an error of the run.
 
-use super::{Counts, Nodes, counts};
+use crate::apps::{Counts, Nodes, counts};
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, ensure};
 use farfield_dsm::{
