@@ -32,7 +32,7 @@ use core::borrow::Borrow;
 use core::hash::{BuildHasher, Hash};
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, Ordering};
 use index::{IndexSearch, IndexTable};
 pub(crate) use item::EntryLayout;
 use std::hash::RandomState;
@@ -105,8 +105,26 @@ struct InsertOutcome<'a, V: ?Sized> {
 
 /// Number of entries, on a cache line of its own: writers change it, and readers of the fields
 /// beside it must not be slowed down.
+///
+/// An entry can be taken out before the thread that has put it in has counted it, so this is below
+/// zero at times.
 #[repr(align(128))]
-struct Counter(AtomicU64);
+struct Counter(AtomicI64);
+
+impl Counter {
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    /// Counts one more, and returns how many there are.
+    fn add(&self) -> u64 {
+        (self.0.fetch_add(1, Ordering::Relaxed) + 1).max(0).unsigned_abs()
+    }
+
+    fn subtract(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// A builder for a [`FarMap`]. Made by [`FarMap::builder`].
 pub struct FarMapBuilder<K: ?Sized, V: ?Sized, S = RandomState> {
@@ -140,7 +158,7 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> FarMapBuilder<K, V, S> {
         let heap_ref = HeapRef::of(&heap.enter());
         let table = IndexTable::new(heap_ref.core(), self.index)?;
         let body = ManuallyDrop::new(Body { table, retired: RetiredObjects::default(), heap_ref, owns: PhantomData });
-        let map = FarMap { body, len: Counter(AtomicU64::new(0)), hasher: self.hasher };
+        let map = FarMap { body, len: Counter(AtomicI64::new(0)), hasher: self.hasher };
         map.body.table.start(&mut heap.enter(), self.entries)?;
         Ok(map)
     }
@@ -168,7 +186,7 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
     /// Returns the number of entries. While others change the map, this is the number at some
     /// moment.
     pub fn len(&self) -> u64 {
-        self.len.0.load(Ordering::Relaxed)
+        self.len.get()
     }
 
     /// Checks whether there is no entry.
@@ -414,15 +432,14 @@ impl<K: Item + ?Sized + Hash + Eq, V: Item + ?Sized, S: BuildHasher> FarMap<K, V
     fn changed<'a>(&'a self, scope: &'a Scope<'_>, search: &IndexSearch, done: bool, put: bool) -> Option<&'a V> {
         let Some((old, at)) = search.found else {
             if put {
-                let len = self.len.0.fetch_add(1, Ordering::Relaxed) + 1;
-                self.body.table.grow(scope, len);
+                self.body.table.grow(scope, self.len.add());
             }
             return None;
         };
         scope.mark_used();
         if done {
             if !put {
-                self.len.0.fetch_sub(1, Ordering::Relaxed);
+                self.len.subtract();
             }
             // SAFETY: an entry of this map; we took it out of the index, so we retire it, and nobody else does.
             unsafe { self.retire(scope.core, old, EntryLayout::<K, V>::bytes(at)) };
@@ -539,12 +556,25 @@ impl<K: Item + ?Sized, V: Item + ?Sized, S> Drop for FarMap<K, V, S> {
     fn drop(&mut self) {
         // SAFETY: not used afterwards.
         let body = unsafe { ManuallyDrop::take(&mut self.body) };
-        MapTeardown::drop_now(body, *self.len.0.get_mut());
+        MapTeardown::drop_now(body, self.len.get());
     }
 }
 
 impl<K: Item + ?Sized, V: Item + ?Sized, S> core::fmt::Debug for FarMap<K, V, S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "FarMap({} entries)", self.len.0.load(Ordering::Relaxed))
+        write!(f, "FarMap({} entries)", self.len.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a number of entries beyond all bounds, for which the index would grow.
+    use super::*;
+
+    #[test]
+    fn an_entry_can_be_removed_before_it_is_counted() {
+        let counter = Counter(AtomicI64::new(0));
+        counter.subtract();
+        assert_eq!((counter.get(), counter.add(), counter.get(), counter.add()), (0, 0, 0, 1));
     }
 }
