@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Values of `id1`, `id2`, `id4` and `id5`.
 pub(super) const GROUPS: usize = 100;
 /// Parts in which a chunk leaves rows for others.
-pub(super) const PARTS: usize = 8;
+pub(super) const PARTS: usize = 64;
 /// Prices of a chunk from which the ranges for sorting follow.
 pub(super) const SAMPLES: usize = 64;
 /// Bytes of a row.
