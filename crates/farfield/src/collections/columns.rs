@@ -177,7 +177,12 @@ pub(super) trait ColumnKernel: Send + Sized {
 
     /// Makes the argument for a call about rows that lie in these pieces of each column.
     fn argument(&self, pieces: Vec<Vec<farfield_wic::Range>>) -> <Self::Function as Function>::Argument;
-    /// Merges an answer about these rows, or the first of them.
+    /// Checks whether an answer has the form of one to this computation. Servers may be wrong.
+    fn fits(&self, _answer: &<Self::Function as Function>::Answer) -> bool {
+        true
+    }
+
+    /// Merges an answer that [fits](Self::fits), about these rows, or the first of them.
     fn merge_answer(
         &mut self,
         rows: &VecDeque<Range<usize>>,
@@ -323,7 +328,7 @@ impl<'v> ColumnTable<'v> {
             for ((target, runs), answer) in calls.into_iter().zip(answers) {
                 let all = runs.iter().map(|run| run.len() as u64).sum::<u64>();
                 let done = answer.rows().unwrap_or(all);
-                let is_wrong = done > all || done == 0;
+                let is_wrong = done > all || done == 0 || !kernel.fits(&answer);
                 let mut left = runs;
                 if !is_wrong {
                     if let Err(error) = kernel.merge_answer(&left, answer) {

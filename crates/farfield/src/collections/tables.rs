@@ -378,6 +378,10 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
         Grouped { keys: named(&self.keys, pieces), values, conditions }
     }
 
+    fn fits(&self, answer: &Groups<N>) -> bool {
+        answer.groups.values().all(|parts| parts.len() == self.values.len())
+    }
+
     fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
         self.others.merge(&answer);
         check(self.others.groups.len(), self.most)
@@ -393,6 +397,26 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
         match self.near.add_all(&images, values.into_iter(), self.most) {
             true => Ok(()),
             false => Err(OffloadError::TooMany { most: self.most }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Guards against answers of servers with other columns than were asked for.
+    use super::*;
+
+    #[test]
+    fn groups_have_a_result_for_each_column() {
+        let (fares, tips) = (FarVec::<u64>::new(), FarVec::new());
+        let kernel = GroupKernel::new(Vec::new(), vec![&fares, &tips], Conditions::default(), MOST);
+        let answer = |columns: &[usize]| {
+            let parts = columns.iter().map(|count| vec![Part::default(); *count]);
+            Groups { groups: (0..).map(|key| [key; 8]).zip(parts).collect(), rows: 1 }
+        };
+        assert!(kernel.fits(&answer(&[])) && kernel.fits(&answer(&[2, 2])));
+        for wrong in [[2, 1], [2, 3], [0, 2]] {
+            assert!(!kernel.fits(&answer(&wrong)), "{wrong:?}");
         }
     }
 }
