@@ -177,11 +177,15 @@ impl<'a> FarPages<'a> {
         self.waits.get(word).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// Ends the wait of an object that [waits](FarPages::is_waiting).
-    pub(super) fn end_wait(&mut self, entry: u32) {
-        let (word, bit) = locate(entry);
-        self.waits[word] &= !bit;
-        self.leave(1);
+    /// Ends the wait of an object. False if it does not [wait](FarPages::is_waiting).
+    pub(super) fn end_wait(&mut self, entry: u32) -> bool {
+        let is_waiting = self.is_waiting(entry);
+        if is_waiting {
+            let (word, bit) = locate(entry);
+            self.waits[word] &= !bit;
+            self.leave(1);
+        }
+        is_waiting
     }
 
     /// Counts objects that wait no longer.

@@ -379,9 +379,11 @@ impl<'a> Tracer<'a> {
             }
         }
         for (entry, card, bytes) in &found[..count] {
-            self.occupy(*entry, unit, EntryWord::new(page, *card, 0))?;
-            self.count(unit, *bytes);
-            self.far.end_wait(*entry);
+            // A page that is damaged may have two objects of one entry.
+            if self.far.end_wait(*entry) {
+                self.occupy(*entry, unit, EntryWord::new(page, *card, 0))?;
+                self.count(unit, *bytes);
+            }
         }
         let marked = leads_to.drain(..).try_for_each(|next| self.mark(next));
         self.leads_to = leads_to;
