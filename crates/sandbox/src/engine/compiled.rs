@@ -114,17 +114,13 @@ static LINKER: LazyLock<Result<Linker<GuestState>, GuestFailure>> = LazyLock::ne
     Ok(linker)
 });
 
-/// Begins an epoch each millisecond while there are instances.
-struct EpochClock {
-    thread: Thread,
-}
-
 /// Instances there are.
 static INSTANCES: AtomicUsize = AtomicUsize::new(0);
 /// Whether the clock rests, or is about to.
 static RESTS: AtomicBool = AtomicBool::new(false);
 
-static CLOCK: LazyLock<Option<EpochClock>> = LazyLock::new(|| {
+/// Thread that begins an epoch each millisecond while there are instances.
+static CLOCK: LazyLock<Option<Thread>> = LazyLock::new(|| {
     let engine = ENGINE.as_ref().ok()?;
     let body = || {
         let mut idle = 0;
@@ -144,7 +140,7 @@ static CLOCK: LazyLock<Option<EpochClock>> = LazyLock::new(|| {
         }
     };
     let thread = std::thread::Builder::new().name("farfield-epochs".into()).spawn(body).ok()?;
-    Some(EpochClock { thread: thread.thread().clone() })
+    Some(thread.thread().clone())
 });
 
 /// Checks whether the clock rests.
@@ -162,7 +158,7 @@ impl ClockUse {
         let clock = CLOCK.as_ref()?;
         INSTANCES.fetch_add(1, Ordering::SeqCst);
         if RESTS.load(Ordering::SeqCst) {
-            clock.thread.unpark();
+            clock.unpark();
         }
         Some(ClockUse(()))
     }
