@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Folder, Running, farfield, text, until};
+use common::{Folder, Running, farfield, run_tests, text, until, wanted_tests};
 use farfield_dsm::{DArc, DMutex, Here, JoinError, NameError, NodeBuilder, NodeId};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -54,17 +54,10 @@ fn main() {
         println!("SKIPPED: {ETCD} is not installed (Debian: etcd-server)");
         return;
     }
-    let wanted = arguments.get(1).filter(|argument| !argument.starts_with('-')).cloned().unwrap_or_default();
-    let mut passed = 0;
+    let wanted = wanted_tests();
     let is_deep = std::env::var_os("FARFIELD_DEEP").is_some();
     let deep = DEEP_TESTS.iter().filter(|_| is_deep || !wanted.is_empty());
-    for (name, test) in TESTS.iter().chain(deep).filter(|(name, _)| name.contains(&wanted)) {
-        let begun = Instant::now();
-        test();
-        println!("test {name} ... ok in {:.2}s", begun.elapsed().as_secs_f64());
-        passed += 1;
-    }
-    println!("\ntest result: ok. {passed} passed; 0 failed");
+    run_tests(TESTS.iter().chain(deep), &wanted);
 }
 
 // The program.

@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{DEADLINE, Folder, Running, farfield, scrape, text, until};
+use common::{DEADLINE, Folder, Running, farfield, run_tests, scrape, text, until, wanted_tests};
 use farfield_dsm::{DArc, DMutex, Here, JoinError, NodeBuilder, NodeId, channel};
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -48,15 +48,7 @@ fn main() {
     if is(KEEPS) {
         std::process::exit(keeps());
     }
-    let wanted = arguments.get(1).filter(|argument| !argument.starts_with('-')).cloned().unwrap_or_default();
-    let mut passed = 0;
-    for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(&wanted)) {
-        let begun = Instant::now();
-        test();
-        println!("test {name} ... ok in {:.2}s", begun.elapsed().as_secs_f64());
-        passed += 1;
-    }
-    println!("\ntest result: ok. {passed} passed; 0 failed");
+    run_tests(TESTS, &wanted_tests());
 }
 
 // The program.

@@ -11,6 +11,23 @@ use std::time::{Duration, Instant};
 /// How long anything may take before a test fails.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Name, or a part of names, of the tests that are wanted: the first argument of this program that is no option.
+pub(crate) fn wanted_tests() -> String {
+    std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default()
+}
+
+/// Runs those of these tests whose names have a part, and says so as test programs do.
+pub(crate) fn run_tests<'t>(tests: impl IntoIterator<Item = &'t (&'static str, fn())>, wanted: &str) {
+    let mut passed = 0;
+    for (name, test) in tests.into_iter().filter(|(name, _)| name.contains(wanted)) {
+        let begun = Instant::now();
+        test();
+        println!("test {name} ... ok in {:.2}s", begun.elapsed().as_secs_f64());
+        passed += 1;
+    }
+    println!("\ntest result: ok. {passed} passed; 0 failed");
+}
+
 /// A folder of one test, removed in the end.
 pub(crate) struct Folder(pub(crate) PathBuf);
 

@@ -52,7 +52,7 @@ pub(super) enum EtcdCondition<'a> {
     Lease(&'a str, i64),
 }
 
-/// EtcdStep of a transaction.
+/// Step of a transaction.
 pub(super) enum EtcdStep<'a> {
     Put {
         key: &'a str,
