@@ -2,6 +2,7 @@
 
 mod kubernetes;
 mod metrics;
+mod replay;
 
 use crate::server_stat::StatClient;
 use anyhow::{Context, bail, ensure};
@@ -40,6 +41,7 @@ pub(crate) struct GateArgs {
 enum SchedulerArg {
     Slurm(SlurmArgs),
     Kubernetes(kubernetes::KubernetesArgs),
+    Replay(replay::ReplayArgs),
 }
 
 /// Let jobs of Slurm with far memory start, by squeue and scontrol.
@@ -107,6 +109,7 @@ pub(crate) fn run(args: GateArgs) -> anyhow::Result<()> {
     match args.scheduler {
         SchedulerArg::Slurm(args) => run_slurm(args),
         SchedulerArg::Kubernetes(args) => kubernetes::run(args),
+        SchedulerArg::Replay(args) => replay::run(&args),
     }
 }
 

@@ -4,7 +4,7 @@ mod replay;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
-use farfield_cluster::sim::{self, BUILT_IN, Policy, RunSummary, Scenario, Simulator, Spread, summarise};
+use farfield_cluster::sim::{self, BUILT_IN, JobRecord, Policy, RunSummary, Scenario, Simulator, Spread, summarise};
 use farfield_pager::runner::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -75,13 +75,20 @@ Examples:
 
 /// Result of `run --json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Results {
+pub(crate) struct Results {
     /// Version of Farfield.
     version: String,
     /// Memory over cores that the jobs need, each as a part of what the nodes have.
     memory_to_cores: f64,
     /// Figures of each policy.
     policies: Vec<RunSummary>,
+}
+
+impl Results {
+    pub(crate) fn new(scenario: &Scenario, policies: Vec<RunSummary>) -> Results {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Results { version, memory_to_cores: scenario.memory_to_cores(), policies }
+    }
 }
 
 /// Difference of one figure between two results, as a part of the first.
@@ -111,7 +118,8 @@ fn list() -> String {
     BUILT_IN.iter().map(|(name, text)| format!("{name:<10} {}\n", about(text))).collect()
 }
 
-fn scenario(name: &str) -> Result<Scenario> {
+/// Reads a scenario that is part of the program, or a file.
+pub(crate) fn scenario(name: &str) -> Result<Scenario> {
     if let Some(scenario) = sim::built_in(name) {
         return Ok(scenario);
     }
@@ -140,25 +148,26 @@ fn simulate(args: &RunScenario) -> Result<String> {
         erase();
         policies.push(summary.with_context(|| args.scenario.clone())?);
         if let Some(path) = args.jobs.as_ref().filter(|_| index + 1 == args.policy.len()) {
-            std::fs::write(path, jobs_csv(&scenario, &simulator))
+            std::fs::write(path, jobs_csv(&scenario, simulator.records()))
                 .with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    let results = Results { version, memory_to_cores: scenario.memory_to_cores(), policies };
+    let results = Results::new(&scenario, policies);
     Ok(if args.json { serde_json::to_string(&results)? + "\n" } else { table(&scenario, &results) })
 }
 
-fn jobs_csv(scenario: &Scenario, simulator: &Simulator) -> String {
+/// Renders the course of jobs as a table for other programs.
+pub(crate) fn jobs_csv(scenario: &Scenario, jobs: &[JobRecord]) -> String {
     let mut text = "class,arrival_s,start_s,end_s,far_share_max\n".to_owned();
-    for job in simulator.records() {
+    for job in jobs {
         let name = &scenario.kinds[job.class].name;
         let _ = writeln!(text, "{name},{},{},{},{:.3}", job.arrival_s, job.start_s, job.end_s, job.far_max);
     }
     text
 }
 
-fn table(scenario: &Scenario, results: &Results) -> String {
+/// Renders results as a table.
+pub(crate) fn table(scenario: &Scenario, results: &Results) -> String {
     let jobs = results.policies.first().map_or(0, |first| first.jobs);
     let mut text = format!(
         "{}: {jobs} jobs that need {:.2} times as much memory as cores, on {} nodes of {} cores and {}\n\
@@ -195,7 +204,10 @@ fn table(scenario: &Scenario, results: &Results) -> String {
             ByteSize(policy.far_peak_bytes.median as u64).to_string(),
         );
     }
-    let _ = writeln!(text, "\nMedians of {} runs; vs first: how much sooner all is done.", results.policies[0].trials);
+    let _ = match results.policies[0].trials {
+        1 => writeln!(text, "\nvs first: how much sooner all is done."),
+        trials => writeln!(text, "\nMedians of {trials} runs; vs first: how much sooner all is done."),
+    };
     text
 }
 

@@ -5,6 +5,7 @@
 //! and started again, and so can the scheduler.
 
 pub mod kubernetes;
+pub mod replay;
 pub mod slurm;
 #[cfg(test)]
 mod tests;

@@ -78,6 +78,8 @@ struct NodeJobs {
 pub struct Simulator {
     scenario: Scenario,
     policy: Policy,
+    /// Whether jobs start only when they are told to.
+    is_told: bool,
     /// Classes as they are; the splitter has them as they are believed to be.
     classes: Vec<JobClass>,
     believed: Vec<JobClass>,
@@ -139,6 +141,7 @@ impl Simulator {
             cluster,
             scenario: scenario.clone(),
             policy,
+            is_told: false,
             classes,
             believed,
             steps,
@@ -161,26 +164,88 @@ impl Simulator {
     /// Runs all jobs to their ends. The records are those of this run until the next.
     pub fn run(&mut self, seed: u64) -> Result<Run, ScenarioError> {
         self.reset(seed)?;
-        loop {
-            let end_s = self.ends.least();
-            let arrival_s = self.arrivals.get(self.next_arrival).map_or(f64::INFINITY, |arrival| arrival.at_s);
-            // What ends at the moment of an arrival makes room for it.
-            if end_s <= arrival_s {
-                if end_s == f64::INFINITY {
-                    break;
-                }
-                self.now_s = self.now_s.max(end_s);
-                self.reach(self.ends.winner());
-            } else {
-                self.now_s = self.now_s.max(arrival_s);
-                self.arrive();
-            }
-            self.run.far_peak_bytes = self.run.far_peak_bytes.max(self.cluster.far_used_bytes());
-        }
+        while self.step(f64::INFINITY) {}
         debug_assert!(self.waiting.iter().all(VecDeque::is_empty), "a job waits for ever");
         debug_assert!(self.run.work_error_max < WORK_ERROR, "work done is not work asked");
-        self.run.makespan_s = self.now_s;
         Ok(self.run)
+    }
+
+    /// Lets the next event happen, if there is one until `until_s`, and tells whether there was.
+    fn step(&mut self, until_s: f64) -> bool {
+        let end_s = self.ends.least();
+        let next_s = self.next_event_s();
+        if next_s == f64::INFINITY || next_s > until_s {
+            return false;
+        }
+        self.now_s = self.now_s.max(next_s);
+        // What ends at the moment of an arrival makes room for it.
+        if end_s == next_s {
+            self.reach(self.ends.winner());
+        } else {
+            self.arrive();
+        }
+        self.note_peak();
+        self.run.makespan_s = self.now_s;
+        true
+    }
+
+    fn note_peak(&mut self) {
+        self.run.far_peak_bytes = self.run.far_peak_bytes.max(self.cluster.far_used_bytes());
+    }
+
+    fn next_arrival_s(&self) -> f64 {
+        self.arrivals.get(self.next_arrival).map_or(f64::INFINITY, |arrival| arrival.at_s)
+    }
+
+    /// Returns when a job arrives, ends or changes its use next, in seconds: infinity if none does.
+    pub(crate) fn next_event_s(&self) -> f64 {
+        self.ends.least().min(self.next_arrival_s())
+    }
+
+    /// Begins a run whose jobs start only when [`start_on`](Self::start_on) says so.
+    pub(crate) fn begin_told(&mut self, seed: u64) -> Result<(), ScenarioError> {
+        self.reset(seed)?;
+        self.is_told = true;
+        Ok(())
+    }
+
+    /// Lets everything happen until `until_s`, which is the time from then on.
+    pub(crate) fn advance(&mut self, until_s: f64) {
+        while self.step(until_s) {}
+        self.now_s = self.now_s.max(until_s);
+    }
+
+    /// Starts a waiting job on a node, if there is room, and tells whether there was.
+    pub(crate) fn start_on(&mut self, job: usize, node: usize) -> bool {
+        let class = self.records[job].class;
+        let place = self.waiting[class].iter().position(|&waiting| waiting == job);
+        let Some(place) = place.filter(|_| self.cluster.fits_on(node, &self.classes[class])) else { return false };
+        self.waiting[class].remove(place);
+        self.start(job, node);
+        self.divide(node);
+        self.note_peak();
+        true
+    }
+
+    /// Returns the number of jobs that have arrived. They are the first of the [records](Self::records).
+    pub(crate) fn arrived(&self) -> usize {
+        self.next_arrival
+    }
+
+    /// Returns each running job, and its node.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of_node = |(node, jobs): (usize, &'_ NodeJobs)| jobs.running.iter().map(move |job| (job.record, node));
+        self.nodes.iter().enumerate().flat_map(of_node)
+    }
+
+    /// Returns the cluster and its books.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Returns the figures of the run so far.
+    pub(crate) fn so_far(&self) -> Run {
+        self.run
     }
 
     /// Returns the jobs of the last run by arrival.
@@ -221,6 +286,7 @@ impl Simulator {
             far_max: 0.0,
         }));
         (self.now_s, self.next_arrival, self.longest_s, self.run) = (0.0, 0, 0.0, Run::default());
+        self.is_told = false;
         self.looked_s = f64::NEG_INFINITY;
         Ok(())
     }
@@ -231,7 +297,7 @@ impl Simulator {
         let JobRecord { class, arrival_s, .. } = self.records[job];
         self.longest_s = self.longest_s.max(self.believed[class].seconds());
         // Whoever is before it in its queue did not fit.
-        let may_start = self.waiting[class].is_empty() && self.may_overtake(arrival_s);
+        let may_start = !self.is_told && self.waiting[class].is_empty() && self.may_overtake(arrival_s);
         let Some(node) = may_start.then(|| self.find(class)).flatten() else {
             self.waiting[class].push_back(job);
             return;
@@ -337,6 +403,9 @@ impl Simulator {
     /// Starts waiting jobs until none fits. Tells whether one of them started on this node.
     fn start_waiting(&mut self, node: usize) -> bool {
         let mut is_divided = false;
+        if self.is_told {
+            return is_divided;
+        }
         self.blocked.fill(false);
         loop {
             self.sort_heads();
@@ -377,8 +446,7 @@ impl Simulator {
 
     fn pass_jitter(&mut self) {
         if self.rules().start_jitter {
-            let arrival_s = self.arrivals.get(self.next_arrival).map_or(f64::INFINITY, |arrival| arrival.at_s);
-            let gap_s = self.ends.least().min(arrival_s) - self.now_s;
+            let gap_s = self.next_event_s() - self.now_s;
             self.now_s += self.random.unit() * (0.5 * gap_s).clamp(0.0, JITTER_S);
         }
     }

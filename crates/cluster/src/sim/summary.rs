@@ -119,8 +119,9 @@ impl RunSummary {
 }
 
 impl RunFigures {
-    /// Computes the figures of the last run of a simulator. `values` is room for one value of each job.
-    fn of(run: &Run, simulator: &Simulator, values: &mut Vec<f64>) -> RunFigures {
+    /// Computes the figures of the last run of a simulator, whose jobs have all ended. `values` is room for
+    /// one value of each job.
+    pub(crate) fn of(run: &Run, simulator: &Simulator, values: &mut Vec<f64>) -> RunFigures {
         let records = simulator.records();
         let turnaround = |job: &JobRecord| job.end_s - job.arrival_s;
         let slowdown = |job: &JobRecord| (job.end_s - job.start_s) / simulator.classes()[job.class].seconds() - 1.0;
