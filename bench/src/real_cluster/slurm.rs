@@ -50,6 +50,8 @@ impl SlurmCluster {
     /// Starts the daemons, and waits until all nodes are idle. Unavailable where Slurm is not installed.
     pub(super) fn start(folder: &Path, shape: Shape) -> Result<SlurmCluster> {
         ensure_installed()?;
+        // Slurm would take up jobs and nodes of an earlier run again.
+        fs::remove_dir_all(folder).ok();
         for name in ["run", "state", "spool", "log", "command"] {
             fs::create_dir_all(folder.join(name))?;
         }
