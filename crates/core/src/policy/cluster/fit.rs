@@ -51,6 +51,20 @@ impl NodeClaims {
         overflow - self.overflow_bytes()
     }
 
+    /// Returns the largest part, in millionths, that a job lacks of what it needs of this node: cores, and
+    /// memory or, where there is a pool, its least. It is 0 if only the pool lacks room.
+    fn lack_ppm(&self, class: &JobClass, has_pool: bool) -> u64 {
+        let part = |missing: u64, needed: u64| (u128::from(missing) * 1_000_000 / u128::from(needed.max(1))) as u64;
+        let cores = |reclaim_cores: u32| {
+            let needed = self.used_cores + u64::from(class.cores()) + u64::from(reclaim_cores);
+            part(needed.saturating_sub(u64::from(self.shape.cores)), class.cores().into())
+        };
+        let missing_bytes = (self.asked_bytes + class.memory_bytes()).saturating_sub(self.shape.memory_bytes);
+        let near = cores(0).max(part(missing_bytes, class.memory_bytes()));
+        let far = cores(self.shape.reclaim_cores).max(part(self.missing_near_bytes(class), class.least_bytes()));
+        if has_pool { near.min(far) } else { near }
+    }
+
     fn fits_near(&self, class: &JobClass) -> bool {
         self.has_cores(class.cores(), 0) && self.asked_bytes + class.memory_bytes() <= self.shape.memory_bytes
     }
