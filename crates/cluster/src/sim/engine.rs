@@ -234,8 +234,8 @@ impl Simulator {
 
     /// Returns each running job, and its node.
     pub(crate) fn running(&self) -> impl Iterator<Item = (usize, usize)> {
-        let of_node = |(node, jobs): (usize, &'_ NodeJobs)| jobs.running.iter().map(move |job| (job.record, node));
-        self.nodes.iter().enumerate().flat_map(of_node)
+        let nodes = self.nodes.iter().enumerate();
+        nodes.flat_map(|(node, jobs)| jobs.running.iter().map(move |job| (job.record, node)))
     }
 
     /// Returns the cluster and its books.
