@@ -229,6 +229,7 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
     let mut cluster = IndexedCluster::new(cluster, rules.servers.room_bytes(jobs));
     let empty = cluster.best_empty_nodes();
     let (mut refused, mut lacking) = (Refusals::default(), Vec::new());
+    let mut unkept = nodes.iter().filter(|node| node.is_up).count();
     for (index, job) in jobs.iter().enumerate() {
         let wait = |reason| GateDecision::Wait { job: index, reason };
         let class = &job.class;
@@ -253,9 +254,12 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
                 refused.add(class);
                 lacking.push(decisions.len());
                 decisions.push(wait(GateWait::Cores));
-                if job.waited_s >= rules.overtake_within_s {
-                    let kept = cluster.keep_for(class, |node| nodes[node].is_up);
-                    decisions.extend(kept.map(|node| GateDecision::Keep { job: index, node }));
+                if job.waited_s >= rules.overtake_within_s
+                    && unkept > 0
+                    && let Some(node) = cluster.keep_for(class, |node| nodes[node].is_up)
+                {
+                    decisions.push(GateDecision::Keep { job: index, node });
+                    unkept -= 1;
                 }
                 continue;
             }
