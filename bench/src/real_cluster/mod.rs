@@ -368,9 +368,22 @@ impl NearWatch {
     }
 
     /// Anonymous memory of all processes that Slurm has started on each node, in bytes.
+    ///
+    /// While it looks at one process after the other, memory goes from one to another, and would be
+    /// counted at both. So it looks again in the reverse order, and the smaller sum counts.
     fn now(&self) -> BTreeMap<String, u64> {
-        let mut nodes: BTreeMap<String, u64> = BTreeMap::new();
-        let Ok(entries) = fs::read_dir("/proc") else { return nodes };
+        let processes = self.processes();
+        let mut nodes = sums(processes.iter());
+        for (node, bytes) in sums(processes.iter().rev()) {
+            nodes.entry(node).and_modify(|first| *first = bytes.min(*first));
+        }
+        nodes
+    }
+
+    /// All processes that Slurm has started: the node of each, and its folder in `/proc`.
+    fn processes(&self) -> Vec<(String, PathBuf)> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let mut processes = Vec::new();
         for entry in entries.flatten() {
             if !entry.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit()) {
                 continue;
@@ -384,14 +397,24 @@ impl NearWatch {
                 is_ours |= variable == self.cluster.as_str();
                 node = node.or_else(|| variable.strip_prefix("SLURMD_NODENAME=").map(str::to_owned));
             }
-            let (true, Some(node)) = (is_ours, node) else { continue };
-            let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
-            let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-            let kib = anonymous.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-            *nodes.entry(node).or_default() += kib.unwrap_or(0) * 1024;
+            if let (true, Some(node)) = (is_ours, node) {
+                processes.push((node, entry.path()));
+            }
         }
-        nodes
+        processes
     }
+}
+
+/// Sums the anonymous memory of processes by their nodes, in bytes.
+fn sums<'a>(processes: impl Iterator<Item = &'a (String, PathBuf)>) -> BTreeMap<String, u64> {
+    let mut nodes: BTreeMap<String, u64> = BTreeMap::new();
+    for (node, process) in processes {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = anonymous.and_then(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        *nodes.entry(node.clone()).or_default() += kib.unwrap_or(0) * 1024;
+    }
+    nodes
 }
 
 /// Measures each kind of job once in a run of the experiment: alone, and with less and less near.

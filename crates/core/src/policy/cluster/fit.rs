@@ -51,10 +51,10 @@ impl NodeClaims {
         overflow - self.overflow_bytes()
     }
 
-    /// Returns the largest part, in millionths, that a job lacks of what it needs of this node: cores, and
-    /// memory or, where there is a pool, its least. It is 0 if only the pool lacks room.
-    fn lack_ppm(&self, class: &JobClass, has_pool: bool) -> u64 {
-        let part = |missing: u64, needed: u64| (u128::from(missing) * 1_000_000 / u128::from(needed.max(1))) as u64;
+    /// Returns the largest part that a job lacks of what it needs of this node: cores, and memory or,
+    /// where there is a pool, its least. It is 0 if only the pool lacks room.
+    fn lack(&self, class: &JobClass, has_pool: bool) -> f64 {
+        let part = |missing: u64, needed: u64| if missing == 0 { 0.0 } else { missing as f64 / needed as f64 };
         let cores = |reclaim_cores: u32| {
             let needed = self.used_cores + u64::from(class.cores()) + u64::from(reclaim_cores);
             part(needed.saturating_sub(u64::from(self.shape.cores)), class.cores().into())

@@ -71,12 +71,14 @@ impl IndexedCluster {
         let nodes = self.cluster.nodes.iter().enumerate();
         let nodes = nodes.filter(|(index, node)| {
             let empty = node.without_jobs();
-            let could_take = empty.fits_near(class) || (pool_bytes > 0 && empty.fits_far(class, pool_bytes));
-            could_take && !self.is_kept[*index] && can_start(*index)
+            let could_take = || empty.fits_near(class) || (pool_bytes > 0 && empty.fits_far(class, pool_bytes));
+            !self.is_kept[*index] && can_start(*index) && could_take()
         });
-        let lack = |node: &NodeClaims| (node.lack_ppm(class, pool_bytes > 0), node.additional_far_bytes(class));
-        let (node, claims) = nodes.min_by_key(|(_, node)| lack(node))?;
-        self.kept_bytes = self.kept_bytes.saturating_add(claims.additional_far_bytes(class));
+        let lack = |node: &NodeClaims| (node.lack(class, pool_bytes > 0), node.additional_far_bytes(class));
+        let lacks = nodes.map(|(index, node)| (lack(node), index));
+        let least = |a: &(f64, u64), b: &(f64, u64)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+        let ((_, far_bytes), node) = lacks.min_by(|a, b| least(&a.0, &b.0))?;
+        self.kept_bytes = self.kept_bytes.saturating_add(far_bytes);
         self.is_kept[node] = true;
         self.tree.set(node, Free::NONE);
         Some(node)
