@@ -58,7 +58,7 @@ fn random_job(random: &mut Random) -> Result<GateJob> {
     let memory = (1 + random.below(64)) * GIB - random.below(512) * MIB;
     let least = memory / 100 * (33 + random.below(68));
     let class = GateJob::class(1 << random.below(5), memory, least)?;
-    Ok(GateJob { class, phase: GatePhase::Waiting, waited_s: random.below(6000) })
+    Ok(GateJob { class, phase: GatePhase::Waiting, waited_s: random.below(3000) })
 }
 
 fn gate(options: &Options, outcome: &mut Outcome) -> Result<u64> {
@@ -91,7 +91,6 @@ fn gate(options: &Options, outcome: &mut Outcome) -> Result<u64> {
                 GateDecision::Withdraw { job } => (2, job, 0),
                 GateDecision::Admit { job, node, .. } => (3, job, node),
                 GateDecision::Wait { job, .. } => (4, job, 0),
-                GateDecision::Keep { job, node } => (5, job, node),
             };
             admitted += u64::from(kind == 3);
             checksum = mix(checksum ^ (kind << 60) ^ (job as u64) << 20 ^ node as u64);

@@ -70,7 +70,7 @@ struct SlurmArgs {
     /// Time within which an admitted job must start, or it waits again
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
     start_within: Duration,
-    /// Time of waiting after which a node is kept for a job that fits nowhere
+    /// Time of waiting after which a job is overtaken by no other
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
     overtake: Duration,
     /// File whose lock keeps a second gate out [default: gate.lock beside the socket of this user's agent]
@@ -250,7 +250,6 @@ fn render(round: &GateRound) -> String {
             }
             GateEvent::Withdrawn { job } => writeln!(text, "{job:>12}  has not started, and waits again"),
             GateEvent::Waits { job, reason } => writeln!(text, "{job:>12}  waits: {reason}"),
-            GateEvent::Kept { job, node } => writeln!(text, "{job:>12}  has waited too long: {node} is kept for it"),
             GateEvent::Ignored { job, reason } => writeln!(text, "{job:>12}  is left alone: {reason}"),
             GateEvent::Refused { job, error, .. } => writeln!(text, "{job:>12}  {error}"),
         };
@@ -265,7 +264,6 @@ fn log(round: &GateRound) {
             GateEvent::Charged { job, far_bytes } => tracing::info!(job, far_bytes, "charged"),
             GateEvent::Withdrawn { job } => tracing::warn!(job, "had not started, and waits again"),
             GateEvent::Waits { job, reason } => tracing::debug!(job, %reason, "waits"),
-            GateEvent::Kept { job, node } => tracing::debug!(job, node, "is kept for a job that has waited too long"),
             GateEvent::Ignored { job, reason } => tracing::debug!(job, reason, "is left alone"),
             GateEvent::Refused { job, change, error } => {
                 tracing::warn!(job, change, error, "Slurm refused a change");

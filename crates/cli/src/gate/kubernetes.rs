@@ -85,7 +85,7 @@ pub(super) struct KubernetesArgs {
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Time of waiting after which a node is kept for a pod that fits nowhere
+    /// Time of waiting after which a pod is overtaken by no other of its priority or below
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
     overtake: Duration,
     /// URL of the API server [default: that of the pod in which the gate runs]

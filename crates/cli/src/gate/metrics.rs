@@ -43,7 +43,6 @@ struct LastRound {
     stored_bytes: Option<u64>,
     running: u64,
     ignored: u64,
-    kept_nodes: u64,
     /// Jobs that wait, by the name of the reason.
     waiting: BTreeMap<&'static str, u64>,
 }
@@ -68,7 +67,6 @@ pub(super) fn count_round(counts: &SharedCounts, round: &GateRound, started: Ins
         stored_bytes: round.stored_bytes,
         running: round.running as u64,
         ignored: 0,
-        kept_nodes: 0,
         waiting: BTreeMap::new(),
     };
     counts.rounds += 1;
@@ -78,7 +76,6 @@ pub(super) fn count_round(counts: &SharedCounts, round: &GateRound, started: Ins
             GateEvent::Charged { .. } => counts.charges += 1,
             GateEvent::Withdrawn { .. } => counts.withdrawals += 1,
             GateEvent::Waits { reason, .. } => *last.waiting.entry(reason.name()).or_default() += 1,
-            GateEvent::Kept { .. } => last.kept_nodes += 1,
             GateEvent::Ignored { .. } => last.ignored += 1,
             GateEvent::Refused { change, .. } => *counts.refused.entry(change).or_default() += 1,
         }
@@ -114,7 +111,6 @@ impl Collector for GateCollector {
         let of_round = [
             ("running_jobs", Some(last.running), "Jobs with far memory that run"),
             ("ignored_jobs", Some(last.ignored), "Jobs that are left alone, because they are not understood"),
-            ("kept_nodes", Some(last.kept_nodes), "Nodes that are kept for jobs that have waited too long"),
             ("pool_bytes", last.pool_bytes, "Size of the pool; absent while a memory server does not answer"),
             ("charged_bytes", Some(last.charged_bytes), "Part of the pool that is promised to jobs"),
             ("held_bytes", Some(last.held_bytes), "Part of the pool that is promised to jobs that run"),

@@ -32,7 +32,7 @@ pub(super) struct ReplayArgs {
     /// Time within which an admitted job must start, or it waits again
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
     start_within: Duration,
-    /// Time of waiting after which a node is kept for a job that fits nowhere
+    /// Time of waiting after which a job is overtaken by no other
     #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
     overtake: Duration,
     /// Seed of the arrivals; equal seeds give equal results

@@ -109,13 +109,6 @@ pub enum GateEvent {
         #[serde(serialize_with = "as_sentence")]
         reason: GateWait,
     },
-    /// A node is kept for a job that has waited too long: no job behind it starts there.
-    Kept {
-        /// Name of the job.
-        job: String,
-        /// Name of the node.
-        node: String,
-    },
     /// The job is left alone.
     Ignored {
         /// Name of the job.
@@ -162,7 +155,7 @@ pub struct GateRound {
 pub struct GateConfig {
     /// Seconds within which an admitted job must start, or it waits again.
     pub start_within_s: u64,
-    /// Seconds of waiting after which a node is kept for a job that fits nowhere.
+    /// Seconds of waiting after which a job is overtaken by none.
     pub overtake_within_s: u64,
     /// Whether decisions are only reported.
     pub is_dry_run: bool,
@@ -225,10 +218,6 @@ impl GateConfig {
                 GateDecision::Wait { job, reason } => {
                     round.events.push(GateEvent::Waits { job: known[job].id.clone(), reason });
                 }
-                GateDecision::Keep { job, node } => {
-                    let node = state.nodes[node].0.clone();
-                    round.events.push(GateEvent::Kept { job: known[job].id.clone(), node });
-                }
             }
         }
         Ok(round)
@@ -275,9 +264,6 @@ impl SchedulerJob {
     }
 }
 
-/// Maximum number of kept nodes that a sentence names.
-const KEPT_NODES_SAID: usize = 3;
-
 impl GateRound {
     /// Says how the pool is accounted, in brackets: what jobs were promised, and what servers store.
     fn pool_account(&self) -> String {
@@ -290,23 +276,17 @@ impl GateRound {
         text + ")"
     }
 
-    /// Returns the node that is kept for a job.
-    fn kept_for(&self, job: &str) -> Option<&str> {
-        self.events.iter().find_map(|event| match event {
-            GateEvent::Kept { job: id, node } if id == job => Some(node.as_str()),
+    /// Returns the job that none may overtake any more, and what it waits for.
+    fn closing_job(&self) -> Option<(&str, &GateWait)> {
+        let is_behind = |event: &GateEvent| matches!(event, GateEvent::Waits { reason: GateWait::Turn, .. });
+        let first = self.events.iter().position(is_behind)?;
+        self.events[..first].iter().rev().find_map(|event| match event {
+            GateEvent::Waits {
+                job,
+                reason: reason @ (GateWait::Cores | GateWait::Near { .. } | GateWait::Far { .. }),
+            } => Some((job.as_str(), reason)),
             _ => None,
         })
-    }
-
-    /// Says which nodes are kept for jobs before this one: "; n1 is kept for job 3".
-    fn kept_before(&self, job: &str) -> String {
-        let is_it = |event: &&GateEvent| matches!(event, GateEvent::Waits { job: id, .. } if id == job);
-        let before = self.events.iter().take_while(|event| !is_it(event));
-        let kept = before.filter_map(|event| match event {
-            GateEvent::Kept { job, node } => Some(format!("; {node} is kept for job {job}")),
-            _ => None,
-        });
-        kept.take(KEPT_NODES_SAID).collect()
     }
 
     /// Says in a sentence what a job does or waits for; `None` if the job has no far memory.
@@ -315,14 +295,16 @@ impl GateRound {
             GateEvent::Waits { job: id, reason: GateWait::Starting } if id == job => {
                 Some(format!("job {job}: {}", GateWait::Starting))
             }
+            GateEvent::Waits { job: id, reason: reason @ GateWait::Far { .. } } if id == job => {
+                Some(format!("job {job} waits: {reason}{}", self.pool_account()))
+            }
             GateEvent::Waits { job: id, reason: GateWait::Turn } if id == job => {
-                Some(format!("job {job} waits: {}{}", GateWait::Turn, self.kept_before(job)))
+                let before = self.closing_job();
+                let before =
+                    before.map_or(String::new(), |(id, reason)| format!("; that is job {id}, for which {reason}"));
+                Some(format!("job {job} waits: {}{before}", GateWait::Turn))
             }
-            GateEvent::Waits { job: id, reason } if id == job => {
-                let account = if matches!(reason, GateWait::Far { .. }) { self.pool_account() } else { String::new() };
-                let kept = self.kept_for(job).map_or(String::new(), |node| format!("; {node} is kept for it"));
-                Some(format!("job {job} waits: {reason}{account}{kept}"))
-            }
+            GateEvent::Waits { job: id, reason } if id == job => Some(format!("job {job} waits: {reason}")),
             GateEvent::Admitted { job: id, node, far_bytes } if id == job => {
                 let mib = far_bytes >> 20;
                 Some(format!("job {job} fits on {node} now, with {mib} MiB of the pool: the gate admits it"))

@@ -246,7 +246,7 @@ impl ReplayCounts {
                 GateEvent::Charged { .. } => self.charged += 1,
                 GateEvent::Withdrawn { .. } => self.withdrawn += 1,
                 GateEvent::Refused { .. } => self.refused += 1,
-                GateEvent::Waits { .. } | GateEvent::Kept { .. } | GateEvent::Ignored { .. } => {}
+                GateEvent::Waits { .. } | GateEvent::Ignored { .. } => {}
             }
         }
     }

@@ -83,10 +83,7 @@ impl Collector for PodCollector {
                 // The scheduler has not asked about it yet.
                 GateEvent::Admitted { .. } => *waiting.entry(GateWait::Starting.name()).or_default() += 1,
                 GateEvent::Ignored { .. } => ignored += 1,
-                GateEvent::Charged { .. }
-                | GateEvent::Withdrawn { .. }
-                | GateEvent::Kept { .. }
-                | GateEvent::Refused { .. } => {}
+                GateEvent::Charged { .. } | GateEvent::Withdrawn { .. } | GateEvent::Refused { .. } => {}
             }
         }
         let now = [

@@ -51,20 +51,6 @@ impl NodeClaims {
         overflow - self.overflow_bytes()
     }
 
-    /// Returns the largest part that a job lacks of what it needs of this node: cores, and memory or,
-    /// where there is a pool, its least. It is 0 if only the pool lacks room.
-    fn lack(&self, class: &JobClass, has_pool: bool) -> f64 {
-        let part = |missing: u64, needed: u64| if missing == 0 { 0.0 } else { missing as f64 / needed as f64 };
-        let cores = |reclaim_cores: u32| {
-            let needed = self.used_cores + u64::from(class.cores()) + u64::from(reclaim_cores);
-            part(needed.saturating_sub(u64::from(self.shape.cores)), class.cores().into())
-        };
-        let missing_bytes = (self.asked_bytes + class.memory_bytes()).saturating_sub(self.shape.memory_bytes);
-        let near = cores(0).max(part(missing_bytes, class.memory_bytes()));
-        let far = cores(self.shape.reclaim_cores).max(part(self.missing_near_bytes(class), class.least_bytes()));
-        if has_pool { near.min(far) } else { near }
-    }
-
     fn fits_near(&self, class: &JobClass) -> bool {
         self.has_cores(class.cores(), 0) && self.asked_bytes + class.memory_bytes() <= self.shape.memory_bytes
     }

@@ -12,11 +12,6 @@
 //! for less. What is charged is never less than the overflow, because no job is charged for more
 //! than its memory. Beside these books, memory servers must have room: there, what they store counts
 //! if it is more than running jobs were promised.
-//!
-//! Any job that fits may overtake one that does not. For a job that fits nowhere and has waited too long,
-//! the node that lacks the least of what it needs is kept, and so is what it would need of the pool
-//! there: jobs behind it start on other nodes only (as in EASY backfilling, Lifka 1995, but without
-//! run times, which nobody knows here). As what a kept node lacks only gets less, the job starts in the end.
 
 use super::fit::{Cluster, IndexedCluster, NodeShape, Shortage};
 use super::job::{ClassError, JobClass, RunTime};
@@ -117,7 +112,7 @@ pub struct GateRules {
     pub servers: PoolServers,
     /// Seconds within which an admitted job must start, or it waits again.
     pub start_within_s: u64,
-    /// Seconds of waiting after which a node is kept for a job that fits nowhere.
+    /// Seconds of waiting after which a job is overtaken by none.
     pub overtake_within_s: u64,
 }
 
@@ -135,8 +130,8 @@ pub enum GateWait {
     /// The memory servers do not answer.
     #[error("a memory server does not answer, so nobody is admitted")]
     Pool,
-    /// It would fit only where room is kept for a job before it that has waited too long.
-    #[error("it would fit, but that room is kept for a job before it that has waited too long")]
+    /// A job before it in the queue has waited so long that none may overtake it.
+    #[error("a job before it has waited so long that none overtakes it any more")]
     Turn,
     /// All cores are in use.
     #[error("no node has enough free cores")]
@@ -211,14 +206,6 @@ pub enum GateDecision {
         /// Reason.
         reason: GateWait,
     },
-    /// A node, and what the job needs of the pool there, is kept for a job that has waited too long. This
-    /// follows its [`Wait`](GateDecision::Wait).
-    Keep {
-        /// Waiting job.
-        job: usize,
-        /// Node where no job behind it starts.
-        node: usize,
-    },
 }
 
 /// Decides about all jobs, which are in the order of their priority, highest first. What a job lacks
@@ -228,8 +215,7 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
     let mut decisions = charges(&cluster, jobs);
     let mut cluster = IndexedCluster::new(cluster, rules.servers.room_bytes(jobs));
     let empty = cluster.best_empty_nodes();
-    let (mut refused, mut lacking) = (Refusals::default(), Vec::new());
-    let mut unkept = nodes.iter().filter(|node| node.is_up).count();
+    let (mut is_closed, mut refused, mut lacking) = (false, Refusals::default(), Vec::new());
     for (index, job) in jobs.iter().enumerate() {
         let wait = |reason| GateDecision::Wait { job: index, reason };
         let class = &job.class;
@@ -242,7 +228,7 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
             GatePhase::Admitted { .. } => GateWait::Starting,
             GatePhase::Held => GateWait::Held,
             GatePhase::Waiting if rules.pool_bytes.is_none() => GateWait::Pool,
-            // A job that can never start keeps nothing from others.
+            GatePhase::Waiting if is_closed => GateWait::Turn,
             GatePhase::Waiting if !empty.take(class) => GateWait::Never,
             GatePhase::Waiting => {
                 let found = if refused.contain(class) { None } else { cluster.find(class) };
@@ -252,25 +238,18 @@ pub fn decide(nodes: &[GateNode], jobs: &[GateJob], rules: GateRules) -> Vec<Gat
                     continue;
                 }
                 refused.add(class);
+                // A job that can never start keeps nobody waiting.
+                is_closed = job.waited_s >= rules.overtake_within_s;
                 lacking.push(decisions.len());
-                decisions.push(wait(GateWait::Cores));
-                if job.waited_s >= rules.overtake_within_s
-                    && unkept > 0
-                    && let Some(node) = cluster.keep_for(class, |node| nodes[node].is_up)
-                {
-                    decisions.push(GateDecision::Keep { job: index, node });
-                    unkept -= 1;
-                }
-                continue;
+                GateWait::Cores
             }
         };
         decisions.push(wait(reason));
     }
-    let best = cluster.best_nodes();
+    let nodes = cluster.best_nodes();
     for decision in lacking {
         let GateDecision::Wait { job, reason } = &mut decisions[decision] else { continue };
-        let class = &jobs[*job].class;
-        *reason = if best.take(class) { GateWait::Turn } else { best.shortage(class).into() };
+        *reason = nodes.shortage(&jobs[*job].class).into();
     }
     decisions
 }
@@ -321,8 +300,8 @@ impl GateOffer {
 /// Finds out where the waiting job `asked` may start. Jobs are in the order of their priority, as for
 /// [`decide`]. The error is a reason that holds on every node.
 ///
-/// Jobs before it that fit somewhere are the scheduler's to start first. For one that fits nowhere, and has
-/// waited too long, a node is kept.
+/// Jobs before it that fit somewhere are the scheduler's to start first. A job before it that fits
+/// nowhere, and has waited too long to be overtaken, closes the gate.
 pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRules) -> Result<GateOffer, GateWait> {
     let job = &jobs[asked];
     match job.phase {
@@ -332,22 +311,24 @@ pub fn offer(nodes: &[GateNode], jobs: &[GateJob], asked: usize, rules: GateRule
     }
     let Some(pool_bytes) = rules.pool_bytes else { return Err(GateWait::Pool) };
     let cluster = books(nodes, jobs, pool_bytes);
+    let room_bytes = rules.servers.room_bytes(jobs);
+    let fit = |node, class: &JobClass| match cluster.fit(node, class)? {
+        far_bytes if far_bytes > room_bytes => Err(GateWait::Far { missing_bytes: far_bytes - room_bytes }),
+        far_bytes => Ok(far_bytes),
+    };
+    let closes = |before: &GateJob| {
+        before.phase == GatePhase::Waiting
+            && before.waited_s >= rules.overtake_within_s
+            && (0..nodes.len()).all(|node| fit(node, &before.class).is_err())
+            && cluster.takes(&before.class)
+    };
+    if jobs[..asked].iter().any(closes) {
+        return Err(GateWait::Turn);
+    }
     if !cluster.takes(&job.class) {
         return Err(GateWait::Never);
     }
-    let mut cluster = IndexedCluster::new(cluster, rules.servers.room_bytes(jobs));
-    let empty = cluster.best_empty_nodes();
-    let is_late = |before: &&GateJob| before.phase == GatePhase::Waiting && before.waited_s >= rules.overtake_within_s;
-    for before in jobs[..asked].iter().filter(is_late) {
-        if empty.take(&before.class) && cluster.find(&before.class).is_none() {
-            cluster.keep_for(&before.class, |node| nodes[node].is_up);
-        }
-    }
-    let fit = |node| match cluster.fit(node, &job.class) {
-        Some(fit) => fit.map_err(GateWait::from),
-        None => Err(GateWait::Turn),
-    };
-    Ok(GateOffer { nodes: (0..nodes.len()).map(fit).collect() })
+    Ok(GateOffer { nodes: (0..nodes.len()).map(|node| fit(node, &job.class)).collect() })
 }
 
 /// Enters all jobs that have a node.

@@ -17,20 +17,16 @@ pub(in crate::policy::cluster) struct IndexedCluster {
     tree: FreeTree,
     /// Bytes of the pool for which its servers have room.
     room_bytes: u64,
-    /// Nodes that are kept for jobs, and bytes of the pool that are.
-    is_kept: Vec<bool>,
-    kept_bytes: u64,
 }
 
 impl IndexedCluster {
     /// Makes the tree of a cluster for whose pool servers have room for `room_bytes` more.
     pub(in crate::policy::cluster) fn new(cluster: Cluster, room_bytes: u64) -> IndexedCluster {
         let tree = FreeTree::new(cluster.nodes.iter().map(Free::of));
-        let is_kept = alloc::vec![false; cluster.nodes()];
-        IndexedCluster { cluster, tree, room_bytes, is_kept, kept_bytes: 0 }
+        IndexedCluster { cluster, tree, room_bytes }
     }
 
-    /// Finds the node that [`Cluster::find`] finds from node 0 on, if what is kept were not there.
+    /// Finds the node that [`Cluster::find`] finds from node 0 on.
     pub(in crate::policy::cluster) fn find(&self, class: &JobClass) -> Option<usize> {
         self.tree.find(class, self.far_free_bytes())
     }
@@ -45,49 +41,9 @@ impl IndexedCluster {
         far_bytes
     }
 
-    /// Does what [`Cluster::fit`] does. `None` if the node is kept for another job.
-    pub(in crate::policy::cluster) fn fit(&self, node: usize, class: &JobClass) -> Option<Result<u64, Shortage>> {
-        let fit = match self.cluster.fit(node, class) {
-            Ok(bytes) => Ok(bytes),
-            Err(Shortage::Far(bytes)) => Ok(bytes + self.unpromised_bytes()),
-            Err(shortage) => Err(shortage),
-        };
-        let free = self.far_free_bytes();
-        let fit = fit.and_then(|bytes| if bytes > free { Err(Shortage::Far(bytes - free)) } else { Ok(bytes) });
-        (!self.is_kept[node]).then_some(fit)
-    }
-
-    /// Keeps a node for a job that fits nowhere, and what the job would need of the pool there: the node that lacks the
-    /// least of what the job needs. `None` if all nodes that could take it are kept already.
-    ///
-    /// What a kept node lacks only gets less, because no other job starts there. So whoever asks again
-    /// and again gets a node on which less and less is missing, whether it is the same or another one.
-    pub(in crate::policy::cluster) fn keep_for(
-        &mut self,
-        class: &JobClass,
-        can_start: impl Fn(usize) -> bool,
-    ) -> Option<usize> {
-        let pool_bytes = self.cluster.far_bytes;
-        let nodes = self.cluster.nodes.iter().enumerate();
-        let nodes = nodes.filter(|(index, node)| {
-            let empty = node.without_jobs();
-            let could_take = || empty.fits_near(class) || (pool_bytes > 0 && empty.fits_far(class, pool_bytes));
-            !self.is_kept[*index] && can_start(*index) && could_take()
-        });
-        let lack = |node: &NodeClaims| (node.lack(class, pool_bytes > 0), node.additional_far_bytes(class));
-        let lacks = nodes.map(|(index, node)| (lack(node), index));
-        let least = |a: &(f64, u64), b: &(f64, u64)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
-        let ((_, far_bytes), node) = lacks.min_by(|a, b| least(&a.0, &b.0))?;
-        self.kept_bytes = self.kept_bytes.saturating_add(far_bytes);
-        self.is_kept[node] = true;
-        self.tree.set(node, Free::NONE);
-        Some(node)
-    }
-
-    /// Returns the best of the nodes with what is free now, kept or not.
+    /// Returns the best of the nodes, with what is free now.
     pub(in crate::policy::cluster) fn best_nodes(&self) -> BestNodes {
-        let far_free_bytes = self.unpromised_bytes().min(self.room_bytes);
-        BestNodes::new(self.cluster.nodes.iter().map(Free::of), far_free_bytes)
+        BestNodes::new(self.cluster.nodes.iter().map(Free::of), self.far_free_bytes())
     }
 
     /// Returns the best of the nodes, as if no job ran and nothing of the pool were gone.
@@ -96,12 +52,8 @@ impl IndexedCluster {
         BestNodes::new(empty, self.cluster.far_bytes)
     }
 
-    fn unpromised_bytes(&self) -> u64 {
-        self.cluster.far_bytes.saturating_sub(self.cluster.far_used_bytes)
-    }
-
     fn far_free_bytes(&self) -> u64 {
-        self.unpromised_bytes().min(self.room_bytes).saturating_sub(self.kept_bytes)
+        self.cluster.far_bytes.saturating_sub(self.cluster.far_used_bytes).min(self.room_bytes)
     }
 }
 
