@@ -1,9 +1,9 @@
-//! `farfield gate slurm` beside recorded answers of Slurm: guards against metrics that do not say what the
-//! gate does, and against a gate that has stopped and looks alive.
+//! `farfield gate slurm` beside recorded answers of Slurm, and `farfield gate replay`: guards against metrics that
+//! do not say what the gate does, a gate that has stopped and looks alive, and a replay that loses jobs.
 
 mod common;
 
-use common::{Folder, Running, farfield, scrape, until};
+use common::{Folder, Running, farfield, scrape, text, until};
 
 const SCONTROL: &str = r#"#!/bin/sh
 case "$*" in
@@ -69,4 +69,49 @@ fn metrics_say_what_the_gate_decides() {
     let age = number(&scrape(&url), "farfield_gate_last_success_age_seconds");
     until("a greater age", || number(&scrape(&url), "farfield_gate_last_success_age_seconds") > age + 0.05);
     assert_eq!(number(&scrape(&url), "farfield_gate_rounds_total"), rounds);
+}
+
+const SCENARIO: &str = r#"
+name = "ours"
+nodes = 3
+memory_servers = 1
+cores = 8
+near_mib = 1000
+far_mib = 1000
+[arrivals]
+file = "jobs.csv"
+[[class]]
+name = "train"
+count = 40
+cores = 1
+memory_mib = 600
+least = 0.5
+seconds = 100
+slowdown = [[0.5, 1.5]]
+"#;
+
+#[test]
+fn a_replay_says_what_the_gate_does_with_recorded_arrivals() {
+    let folder = Folder::new("gate-replay");
+    let arrivals: String = (0..40).map(|job| format!("train,{}\n", job * 20)).collect();
+    std::fs::write(folder.path("jobs.csv"), format!("class,arrival_s\n{arrivals}")).unwrap();
+    let scenario = folder.path("ours.toml");
+    std::fs::write(&scenario, SCENARIO).unwrap();
+    let replay = |words: &[&str]| farfield().args(["gate", "replay"]).arg(&scenario).args(words).output().unwrap();
+    let jobs = folder.path("course.csv");
+    let output = replay(&["--json", "--jobs", jobs.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let policies: Vec<_> = result["policies"].as_array().unwrap().iter().map(|row| row["policy"].as_str()).collect();
+    assert_eq!(policies, [Some("near"), Some("memory-time"), Some("gate, memory-time")]);
+    assert_eq!(result["gate"]["admitted"], 40);
+    let makespan_s = |row: usize| result["policies"][row]["makespan_s"]["median"].as_f64().unwrap();
+    assert!(makespan_s(2) < makespan_s(0), "far memory gains nothing: {result}");
+    assert_eq!(std::fs::read_to_string(jobs).unwrap().lines().count(), 41);
+    let table = String::from_utf8(replay(&["--every", "5s"]).stdout).unwrap();
+    assert!(table.contains("40 admissions"), "{table}");
+    for (wrong, advice) in [(["--every", "10ms"], "at least 1s"), (["--policy", "near"], "no use for a gate")] {
+        let refused = replay(&wrong);
+        assert!(!refused.status.success() && text(&refused).contains(advice), "{}", text(&refused));
+    }
 }
