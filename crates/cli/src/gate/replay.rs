@@ -4,7 +4,7 @@ use crate::sim::{self, Results};
 use anyhow::{Context, ensure};
 use clap::Args;
 use farfield_cluster::gate::GateConfig;
-use farfield_cluster::gate::replay::{ReplayCounts, ReplayedCluster};
+use farfield_cluster::gate::replay::{GatedCluster, ReplayCounts};
 use farfield_cluster::sim::{Policy, RunSummary, Simulator, summarise};
 use farfield_pager::runner::ByteSize;
 use serde::Serialize;
@@ -54,7 +54,7 @@ Examples:
 
 /// Result of `--json`.
 #[derive(Serialize)]
-struct ReplayResults {
+struct GateReplayResults {
     #[serde(flatten)]
     results: Results,
     /// Decisions of the gate.
@@ -77,7 +77,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         let name = policy.to_string();
         policies.push(summarise(&mut simulator, (&scenario.name, &name), args.seed, 1, |_| ())?);
     }
-    let mut cluster = ReplayedCluster::new(&scenario, args.policy, args.seed)?;
+    let mut cluster = GatedCluster::new(&scenario, args.policy, args.seed)?;
     let jobs = cluster.records().len();
     let progress = |arrived| sim::progress(&format!("gate: {arrived} of {jobs} jobs have arrived"));
     let replayed = config.replay(&mut cluster, args.every.as_secs(), progress);
@@ -91,7 +91,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     }
     let results = Results::new(&scenario, policies);
     let text = if args.json {
-        serde_json::to_string(&ReplayResults { results, gate })? + "\n"
+        serde_json::to_string(&GateReplayResults { results, gate })? + "\n"
     } else {
         let mut text = sim::table(&scenario, &results);
         let ReplayCounts { rounds, admitted, charged, withdrawn, refused, charged_peak_bytes } = gate;

@@ -12,9 +12,9 @@ use core::convert::Infallible;
 use farfield_core::policy::cluster::{JobClass, PoolServers};
 use serde::Serialize;
 
-/// Admission in the scheduler's books.
+/// BookedAdmission in the scheduler's books.
 #[derive(Clone, Copy, Debug)]
-struct Admission {
+struct BookedAdmission {
     node: usize,
     far_bytes: u64,
     at_s: u64,
@@ -22,7 +22,7 @@ struct Admission {
 
 /// Recorded cluster. Jobs are named by the order of their arrival, from 1, and nodes `n1`, `n2` and so on.
 #[derive(Debug)]
-pub struct ReplayedCluster {
+pub struct GatedCluster {
     simulator: Simulator,
     /// Classes of jobs, as a gate knows them: without run times.
     classes: Vec<JobClass>,
@@ -32,8 +32,8 @@ pub struct ReplayedCluster {
     present: Vec<usize>,
     /// Jobs that have arrived.
     arrived: usize,
-    /// Admission of each job.
-    admissions: Vec<Option<Admission>>,
+    /// BookedAdmission of each job.
+    admissions: Vec<Option<BookedAdmission>>,
     /// Node of each job that runs.
     nodes: Vec<Option<usize>>,
 }
@@ -63,10 +63,10 @@ pub struct ReplayStalled {
     pub jobs: usize,
 }
 
-impl ReplayedCluster {
+impl GatedCluster {
     /// Makes a cluster at the beginning of a run with this seed. Near memory is divided by the policy;
     /// its order of jobs is not used, because the gate's is that of the scheduler.
-    pub fn new(scenario: &Scenario, policy: Policy, seed: u64) -> Result<ReplayedCluster, ScenarioError> {
+    pub fn new(scenario: &Scenario, policy: Policy, seed: u64) -> Result<GatedCluster, ScenarioError> {
         let mut simulator = Simulator::new(scenario, policy)?;
         simulator.begin_told(seed)?;
         let jobs = simulator.records().len();
@@ -74,7 +74,7 @@ impl ReplayedCluster {
             let known = GateJob::class(class.cores(), class.memory_bytes(), class.least_bytes());
             known.map_err(|error| ScenarioError::Class { name: scenario.name.clone(), error })
         };
-        Ok(ReplayedCluster {
+        Ok(GatedCluster {
             classes: simulator.classes().iter().map(class).collect::<Result<_, _>>()?,
             pool_bytes: simulator.cluster().far_bytes(),
             simulator,
@@ -157,7 +157,7 @@ impl ReplayedCluster {
             (Some(node), admission) => {
                 GatePhase::Running { node, far_bytes: admission.map_or(0, |admission| admission.far_bytes) }
             }
-            (None, Some(Admission { node, far_bytes, at_s })) => {
+            (None, Some(BookedAdmission { node, far_bytes, at_s })) => {
                 GatePhase::Admitted { node, far_bytes, age_s: self.now_s - at_s }
             }
             (None, None) => GatePhase::Waiting,
@@ -165,7 +165,7 @@ impl ReplayedCluster {
     }
 }
 
-impl Scheduler for ReplayedCluster {
+impl Scheduler for GatedCluster {
     type Error = Infallible;
 
     fn read(&mut self, _now_s: u64) -> Result<SchedulerState, Infallible> {
@@ -202,7 +202,7 @@ impl Scheduler for ReplayedCluster {
             BookChange::Withdraw => *admission = None,
             BookChange::Admit { node, far_bytes, now_s } => {
                 let named = (0..self.simulator.cluster().nodes()).find(|&index| node_name(index) == node);
-                *admission = named.map(|node| Admission { node, far_bytes, at_s: now_s });
+                *admission = named.map(|node| BookedAdmission { node, far_bytes, at_s: now_s });
             }
         }
         Ok(())
@@ -218,7 +218,7 @@ impl GateConfig {
     /// told how many jobs have arrived.
     pub fn replay(
         &self,
-        cluster: &mut ReplayedCluster,
+        cluster: &mut GatedCluster,
         every_s: u64,
         mut after_round: impl FnMut(usize),
     ) -> Result<ReplayCounts, ReplayStalled> {
@@ -276,7 +276,7 @@ mod tests {
 
     /// Gate that is killed after a number of changes.
     struct Killed<'a> {
-        cluster: &'a mut ReplayedCluster,
+        cluster: &'a mut GatedCluster,
         changes: usize,
     }
 
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    fn killed_round(cluster: &mut ReplayedCluster, changes: usize, now_s: u64, is_reached: bool) -> GateRound {
+    fn killed_round(cluster: &mut GatedCluster, changes: usize, now_s: u64, is_reached: bool) -> GateRound {
         let servers = is_reached.then_some(PoolServers::UNKNOWN);
         config().round(&mut Killed { cluster, changes }, servers, now_s).unwrap()
     }
@@ -315,7 +315,7 @@ mod tests {
                 // All at one moment.
                 scenario.arrivals = Arrivals::Window(0.0);
             }
-            let mut cluster = ReplayedCluster::new(&scenario, Policy::MEMORY_TIME, seed).unwrap();
+            let mut cluster = GatedCluster::new(&scenario, Policy::MEMORY_TIME, seed).unwrap();
             let (mut admitted, mut killed) = (0, 0);
             while let Some(now_s) = cluster.next_round(EVERY_S) {
                 let changes = if random.u8(..4) == 0 { random.usize(..4) } else { usize::MAX };
@@ -339,14 +339,14 @@ mod tests {
         let mut at_once = Simulator::new(&scenario, Policy::MEMORY_TIME).unwrap();
         at_once.run(1).unwrap();
         let at_once = RunFigures::of(&at_once.so_far(), &at_once, &mut Vec::new());
-        let mut cluster = ReplayedCluster::new(&scenario, Policy::MEMORY_TIME, 1).unwrap();
+        let mut cluster = GatedCluster::new(&scenario, Policy::MEMORY_TIME, 1).unwrap();
         let counts = config().replay(&mut cluster, EVERY_S, |_| ()).unwrap();
         let gated = cluster.figures();
         let ratio = gated.turnaround_mean_s / at_once.turnaround_mean_s;
         assert!((0.95..1.05).contains(&ratio), "{gated:?} {at_once:?}");
         assert_eq!(counts.admitted as usize, cluster.records().len());
         assert!(counts.charged > 0 && counts.withdrawn == 0 && counts.refused == 0, "{counts:?}");
-        let mut again = ReplayedCluster::new(&scenario, Policy::MEMORY_TIME, 1).unwrap();
+        let mut again = GatedCluster::new(&scenario, Policy::MEMORY_TIME, 1).unwrap();
         assert_eq!(config().replay(&mut again, EVERY_S, |_| ()), Ok(counts));
         assert_eq!(again.records(), cluster.records(), "equal seeds give equal results");
     }
