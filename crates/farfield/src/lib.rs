@@ -54,7 +54,7 @@ pub use call::{
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
-    FarString, FarVec, Index, PrefetchMode, SeededHasher, SeededState, UnknownState,
+    FarString, FarVec, Formula, Index, PrefetchMode, SeededHasher, SeededState, UnknownState,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
