@@ -1,7 +1,7 @@
 //! Arguments of the functions of columns and of collected heaps: whatever bytes a client sends, over whatever region, the function ends, and says a fault by name.
 #![no_main]
 
-use farfield_wic::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
+use farfield_wic::columns::{Compute, ComputeColumn, CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use farfield_wic::evacuate::Evacuate;
 use farfield_wic::trace::Trace;
 use farfield_wic::{Function, Sim, Totals};
@@ -20,7 +20,7 @@ fn run<F: Function>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, argument)) = bytes.split_first() else { return };
-    match which % 14 {
+    match which % 17 {
         0 => run::<CopyBytes>(argument),
         1 => run::<Take<1>>(argument),
         2 => run::<Take<8>>(argument),
@@ -34,6 +34,9 @@ fuzz_target!(|bytes: &[u8]| {
         10 => run::<Merge>(argument),
         11 => run::<Trace>(argument),
         12 => run::<Evacuate>(argument),
+        13 => run::<Compute<f64>>(argument),
+        14 => run::<Compute<u8>>(argument),
+        15 => run::<ComputeColumn<i32>>(argument),
         _ => run::<Totals<f64>>(argument),
     }
 });

@@ -4,7 +4,7 @@
 //! on the pool or on who uses the heap meanwhile. `FARFIELD_SEED` repeats the choices.
 
 use farfield::collections::{CONDITIONS_MAX, KEYS_MAX, KeyColumn};
-use farfield::{CallError, FarError, FarVec, Fault, Health, Heap, Number, OffloadError, Part, Plane, Where};
+use farfield::{CallError, FarError, FarVec, Fault, Formula, Health, Heap, Number, OffloadError, Part, Plane, Where};
 use farfield_server::{Config, Server};
 use farfield_tests::{
     MIB, Over, PATIENCE, Scratch, ask_until, ask_until_gone, heap_at, seeded, serve_here, tier, wait_until,
@@ -293,6 +293,12 @@ fn far_columns_and_their_results_stay_far() {
             let (taken, of_taken) = fetched(&|| vec.take(&heap, &order).at(place).run().unwrap());
             assert!(of_copy <= NEAR && of_taken <= NEAR, "{place:?} fetched {of_copy} and {of_taken} bytes");
             compare(&heap, &copy, &words);
+            let formula = || Formula::of(&vec) * &vec - Formula::constant(3);
+            let (computed, of_computed) = fetched(&|| heap.compute(formula()).over(9..).at(place).run().unwrap());
+            assert!(of_computed <= NEAR, "{place:?} fetched {of_computed} bytes");
+            let squares = words[9..].iter().map(|word| word.wrapping_mul(*word).wrapping_sub(3));
+            compare(&heap, &computed, &squares.collect::<Vec<_>>());
+            drop(computed);
             let right: Vec<u64> = indices.iter().map(|index| words[*index as usize]).collect();
             compare(&heap, &taken, &right);
             // Copies of copies.
@@ -376,6 +382,42 @@ fn scopes_other_heaps_and_wrong_indices_are_said() {
     heap.verify();
 }
 
+/// Servers of before know no formulas, and none knows those that are very long: then they are computed near.
+#[test]
+fn formulas_that_no_server_knows_are_computed_near() {
+    fn long(column: &FarVec<i64>, times: i128) -> Formula<'_, i64> {
+        (1..times).fold(Formula::of(column), |sum, _| sum + column)
+    }
+    let (_server, urls) = serve(Registry::standard());
+    let (_old, of_old) = serve(Registry::new().with::<Aggregate>().with::<farfield_wic::columns::Group<i64>>());
+    let numbers: Vec<i64> = (0..NEAR as i64 / 8).map(|row| row * 7919 % 1013 - 500).collect();
+    for (url, times, name) in [(&urls[0], 5, None), (&urls[0], 70, Some("")), (&of_old[0], 5, Some("ff.compute.i64"))] {
+        let heap = heap(url, Plane::Page);
+        let column = vec_of(&heap, &numbers);
+        let right: i128 = numbers.iter().map(|number| i128::from(*number) * times).sum();
+        for place in [Where::Client, Where::Auto] {
+            let found = heap.group((), long(&column, times)).at(place).run().unwrap();
+            assert_eq!(found[0].1.sum(), right, "{url} {place:?}");
+        }
+        let found = heap.group((), long(&column, times)).at(Where::Server).run();
+        match name {
+            None => assert_eq!(found.unwrap()[0].1.sum(), right),
+            Some("") => assert_eq!(found.map(drop), Err(OffloadError::Call(CallError::Nowhere))),
+            Some(name) => assert_eq!(found.map(drop), Err(OffloadError::Call(CallError::NoFunction { name }))),
+        }
+        let sums = Vec::from_iter(numbers.iter().map(|number| number * times as i64));
+        compare(&heap, &heap.compute(long(&column, times)).run().unwrap(), &sums);
+        let refused = heap.compute(long(&column, times)).at(Where::Server).run().map(drop);
+        match name {
+            None => assert_eq!(refused, Ok(())),
+            Some("") => assert_eq!(refused, Err(OffloadError::Call(CallError::Nowhere))),
+            Some(_) => assert_eq!(refused, Err(OffloadError::Call(CallError::NoFunction { name: "ff.column.i64" }))),
+        }
+        // Columns as they are need no formula.
+        assert_eq!(heap.group((), &column).at(Where::Server).run().unwrap()[0].1.count(), numbers.len() as u64);
+    }
+}
+
 #[test]
 fn pools_without_one_server_and_servers_without_the_function_do_it_near() {
     let (_server, urls) = serve(Registry::standard());
@@ -455,6 +497,23 @@ fn conditional(
         let found = Vec::from_iter(found.iter().map(|(key, part)| (*key, said(part))));
         assert_eq!(found, Vec::from_iter(wanted.iter().map(|(key, part)| (*key, said(part)))), "{place:?}, {rows:?}");
 
+        // What is computed of several columns, two of which have other types, beside one as it is.
+        let product = || Formula::of(keys.1) * fares.1;
+        let mixed = product() - (Formula::constant(0.3) - Formula::of(marks.1)) * fares.1 + Formula::of(keys.1);
+        let found = heap.group(keys.1, mixed).and(fares.1).and(product()).over(rows.clone());
+        let found = found.within(marks.1, low..).within(fares.1, dear).at(place).run_all().unwrap();
+        let mut wanted: BTreeMap<i16, [Part<f64>; 3]> = BTreeMap::new();
+        for row in kept() {
+            let (key, mark, fare) = (f64::from(keys.0[row]), f64::from(marks.0[row]), fares.0[row]);
+            let parts = wanted.entry(keys.0[row]).or_default();
+            for (part, number) in parts.iter_mut().zip([key * fare - (0.3 - mark) * fare + key, fare, key * fare]) {
+                part.add_all(&[number], &all);
+            }
+        }
+        let found = Vec::from_iter(found.iter().map(|(key, parts)| (*key, Vec::from_iter(parts.iter().map(said)))));
+        let wanted = Vec::from_iter(wanted.iter().map(|(key, parts)| (*key, Vec::from_iter(parts.iter().map(said)))));
+        assert_eq!(found, wanted, "{place:?}, {rows:?}, {low}");
+
         let found = heap.group((), fares.1).over(rows.clone()).within(keys.1, 1..=2).within(marks.1, low..).at(place);
         let mut wanted = Part::default();
         rows.clone()
@@ -465,6 +524,16 @@ fn conditional(
     }
     let nothing = heap.group(keys.1, fares.1).within(keys.1, 5..5).at(place).run().unwrap();
     assert!(nothing.is_empty());
+    // Whole numbers wrap around, and keep their lowest bits when they become shorter.
+    let narrow = || Formula::<i8>::of(keys.1);
+    let found =
+        heap.group((), narrow() * narrow() - Formula::constant(100)).over(rows.clone()).at(place).run().unwrap();
+    let mut wanted = Part::default();
+    rows.for_each(|row| {
+        let key = keys.0[row] as i8;
+        wanted.add_all(&[key.wrapping_mul(key).wrapping_sub(100)], &(Bound::Unbounded, Bound::Unbounded));
+    });
+    assert_eq!(found.first().map_or(Part::default(), |(_, part)| part.clone()), wanted, "{place:?}");
 }
 
 /// Bits as a part of keys and as a condition, and keys of more than two columns.
@@ -541,6 +610,13 @@ fn tally_group_rank_and_find(heap: &Heap, random: &mut Rng, places: &[Where], ro
                 Vec::from_iter(found.iter().map(said)),
                 Vec::from_iter(wanted.into_iter().map(|pair| said(&pair)))
             );
+            {
+                let formula = Formula::of(&of_marks) * &of_fares - (Formula::constant(0.5) + Formula::of(&of_keys));
+                let computed = heap.compute(formula).over(rows.clone()).at(place).run();
+                let computed = computed.unwrap_or_else(|error| right(error));
+                let number = |row: usize| f64::from(marks[row]) * fares[row] - (0.5 + f64::from(keys[row]));
+                compare(heap, &computed, &Vec::from_iter(rows.clone().map(number)));
+            }
             conditional(heap, (&keys, &of_keys), (&marks, &of_marks), (&fares, &of_fares), rows.clone(), place);
             of_bits_and_many(
                 heap,
@@ -703,6 +779,9 @@ fn questions_about_far_columns_leave_them_far() {
     assert_eq!(heap.tally(&of_keys).run().unwrap().len(), 8);
     assert_eq!(heap.group(&of_keys, &of_words).run().unwrap().len(), 8);
     assert_eq!(heap.group((), &of_words).within(&of_keys, 3..).run().unwrap().len(), 1);
+    let product = || Formula::of(&of_keys) * &of_words;
+    let right = || words.iter().zip(&keys).map(|(word, key)| u128::from(word.wrapping_mul(u64::from(*key)))).sum();
+    assert_eq!(heap.group((), product()).run().unwrap()[0].1.sum(), right());
     // The words as bits, of the first rows.
     let first_bits = [KeyColumn::bits(&of_words, of_keys.len()), (&of_keys).into()];
     assert_eq!(heap.tally(&first_bits[..]).run().unwrap().len(), 16);

@@ -190,6 +190,12 @@ fn a_scan_keeps_what_a_comparison_keeps() {
         let totals = far.totals("tip").unwrap();
         assert_eq!((totals.sum, totals.count, totals.mean), (sum, count, Some(sum / count as f64)));
         assert_eq!((totals.min, totals.max), (arrow_min(tip), arrow_max(tip)));
+        // What is computed of several columns, in eighths, so that its sum is exact.
+        let value = farfield_frame::column;
+        let product = value("plain") * (farfield_frame::Expression::from(0.5) - value("small"));
+        let products = (0..near.num_rows()).map(|at| plain.value(at) * (0.5 - f64::from(small.value(at))));
+        let totals = far.totals_of(&product).unwrap();
+        assert_eq!((totals.count, totals.sum), (near.num_rows() as u64, products.sum()));
         check(&near, scan().within("month", 4i32..9).unwrap(), |at| {
             month.is_valid(at) && (4..9).contains(&month.value(at))
         });

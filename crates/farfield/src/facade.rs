@@ -5,7 +5,7 @@ use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
 use crate::heap::{FarRange, HeapInner, PoolSwitch, Scope};
-use crate::ptr::{FarArc, FarBox, FarPtr, FarWeak};
+use crate::ptr::{FarArc, FarBox, FarPtr, FarWeak, Init, Uninit};
 use crate::stats::Stats;
 use core::ptr::NonNull;
 use farfield_core::heap::CARD_BYTES;
@@ -70,7 +70,7 @@ impl Heap {
     ///
     /// The argument of [`Heap::alloc`] is moved through the stack, several times in builds without
     /// optimization. Until the call, the box is memory outside of the near budget;
-    /// [`Heap::alloc_array_with`] needs none. [`FarBox::into_boxed`] is the way back.
+    /// [`Heap::alloc_with`] needs none. [`FarBox::into_boxed`] is the way back.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().near(16 << 20).build()?;
@@ -86,15 +86,11 @@ impl Heap {
 
     /// Makes an array in the heap, in its place: `make` is called with each index, in order, and its
     /// result becomes that element. Only one element at a time passes the stack, so the array may be
-    /// larger than the stack.
+    /// larger than the stack. If `make` panics, the elements that it has made are dropped.
     ///
-    /// The array is near while it is made, as a [pinned](FarBox::pin) value, and no scope is open for
-    /// it. `make` may use the heap for anything. It is not called if there is no room. If it panics,
-    /// the elements that it has made are dropped.
-    ///
-    /// A value of another type is made by [`Heap::alloc`], on the stack, or by [`Heap::alloc_boxed`].
-    /// The length of an array is part of its type; [`FarVec`](crate::FarVec) and
-    /// [`FarArray`](crate::FarArray) have any length, come by the page and may exceed near memory.
+    /// Elements that may fail, or are large themselves, are built by [`Heap::alloc_with`]. The length of
+    /// an array is part of its type; [`FarVec`](crate::FarVec) and [`FarArray`](crate::FarArray) have any
+    /// length, come by the page and may exceed near memory.
     ///
     /// ```
     /// # let heap = farfield::Heap::builder().near(16 << 20).build()?;
@@ -110,9 +106,56 @@ impl Heap {
     /// ```
     pub fn alloc_array_with<T: Send + 'static, const N: usize>(
         &self,
-        make: impl FnMut(usize) -> T,
+        mut make: impl FnMut(usize) -> T,
     ) -> Result<FarBox<[T; N]>, FarError> {
-        FarBox::from_fn(self.core(), make)
+        self.alloc_with(|place| place.each(|index, place| Ok(place.write(make(index)))))
+    }
+
+    /// Builds a value in the heap, in its place: `build` is given the empty place, and returns the filled
+    /// one. Only what it [writes](Uninit::write) at a time passes the stack, so the value may be larger
+    /// than the stack.
+    ///
+    /// A struct is built field by field ([`fields!`](crate::fields)), an array element by element
+    /// ([`Uninit::each`]), in each other as deep as types go:
+    ///
+    /// ```
+    /// use farfield::{FarBox, Heap, fields};
+    ///
+    /// struct Grid {
+    ///     name: FarBox<String>,
+    ///     rows: [[f32; 1024]; 768], // 3 MiB
+    /// }
+    ///
+    /// let heap = Heap::builder().near(16 << 20).build()?;
+    /// let grid = heap.alloc_with(|place| {
+    ///     fields!(place, Grid {
+    ///         name: |place| Ok(place.write(heap.alloc(String::from("heights"))?)),
+    ///         rows: |place| place.each(|row, place| Ok(place.write([row as f32; 1024]))),
+    ///     })
+    /// })?;
+    /// assert_eq!(grid.read(|grid| grid.rows[767][1023])?, 767.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The value is near while it is built, as a [pinned](FarBox::pin) one, and no scope is open for it.
+    /// So `build` may use the heap for anything, and at most half of the near memory can be built at a
+    /// time. It is not called if there is no room. If it fails or panics, what it has built is dropped,
+    /// and the place is free again.
+    ///
+    /// The filled place is that of this value, and no other one:
+    ///
+    /// ```compile_fail
+    /// # let heap = farfield::Heap::builder().build().unwrap();
+    /// let two = heap.alloc_with::<[u64; 2]>(|place| {
+    ///     heap.alloc_with::<[u64; 2]>(|_| Ok(place.write([1, 2])))?; // error: lifetime may not live long enough
+    ///     todo!()
+    /// });
+    /// ```
+    pub fn alloc_with<T: Send + 'static>(
+        &self,
+        build: impl for<'p> FnOnce(Uninit<'p, T>) -> Result<Init<'p, T>, FarError>,
+    ) -> Result<FarBox<T>, FarError> {
+        FarBox::build_in(self.core(), build)
     }
 
     /// Puts a value that may have several owners into the heap.

@@ -54,7 +54,7 @@ pub use call::{
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,
-    FarString, FarVec, Index, PrefetchMode, SeededHasher, SeededState, UnknownState,
+    FarString, FarVec, Formula, Index, PrefetchMode, SeededHasher, SeededState, UnknownState,
 };
 pub use config::{Builder, Verify};
 pub use error::{AllocError, BuildError, FarError};
@@ -67,7 +67,9 @@ pub use farfield_wic::{CallError, Fault, Number, Part, Where};
 pub use heap::{FarRange, PoolSwitch, Scope};
 pub use offload::OffloadError;
 pub use plane::Plane;
-pub use ptr::{Batches, FarArc, FarBox, FarPtr, FarWeak, Pinned, PinnedMut};
+#[doc(hidden)]
+pub use ptr::UninitField;
+pub use ptr::{Batches, FarArc, FarBox, FarPtr, FarWeak, Init, Pinned, PinnedMut, Uninit};
 pub use stats::Stats;
 
 /// Runs the code examples of the guide as tests.

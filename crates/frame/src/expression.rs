@@ -17,9 +17,9 @@ use arrow::array::{StringArray, UInt32Array, new_empty_array};
 use arrow::compute::kernels::{cmp, comparison, numeric};
 use arrow::compute::{CastOptions, can_cast_types};
 use arrow::compute::{and_kleene, cast_with_options, is_null, not, or_kleene, take};
-use arrow::datatypes::{ArrowNativeType, DECIMAL128_MAX_PRECISION, DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{ArrowNativeType, DECIMAL128_MAX_PRECISION, DataType, Field, Float64Type, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use farfield::{FarVec, Number};
+use farfield::{FarVec, Formula, Number};
 use std::collections::BTreeSet;
 use std::ops::{Add, Bound, Div, Mul, Neg, Not, Rem, Sub};
 use std::sync::Arc;
@@ -558,6 +558,39 @@ impl FarFrame {
         fields[index] = Arc::new(field);
         frame.schema = Arc::new(Schema::new(fields));
         Ok(frame)
+    }
+
+    /// Translates an expression to a formula that a memory server computes: sums, differences and
+    /// products in floating-point numbers, of numbers without nulls. Returns `None` for others.
+    pub(crate) fn formula_of(&self, expression: &Expression) -> Result<Option<Formula<'_, f64>>, FrameError> {
+        match &*expression.node {
+            Term::Column(name) => {
+                let index = self.index(name)?;
+                let column = &self.columns[index];
+                if column.nulls() > 0 || !self.schema.field(index).data_type().is_numeric() {
+                    return Ok(None);
+                }
+                Ok(with_numbers!(&column.values, numbers => Some(Formula::of(numbers)),
+                    Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => None))
+            }
+            Term::Literal(value) if value.data_type().is_numeric() && value.null_count() == 0 => {
+                let value = cast_with_options(value, &DataType::Float64, &STRICT)?;
+                Ok(Some(Formula::constant(value.as_primitive::<Float64Type>().value(0))))
+            }
+            // Of whole numbers, arithmetic would notice what is too large.
+            Term::Binary(operator, left, right) if expression.data_type(&self.schema)? == DataType::Float64 => {
+                let (Some(left), Some(right)) = (self.formula_of(left)?, self.formula_of(right)?) else {
+                    return Ok(None);
+                };
+                Ok(match operator {
+                    Operator::Add => Some(left + right),
+                    Operator::Subtract => Some(left - right),
+                    Operator::Multiply => Some(left * right),
+                    _ => None,
+                })
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Translates the comparison of a column with a value to a range of the column's images. Returns

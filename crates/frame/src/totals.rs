@@ -2,6 +2,7 @@
 
 use crate::column::{FrameColumn, Values, is_decimal, with_numbers};
 use crate::error::FrameError;
+use crate::expression::Expression;
 use crate::frame::FarFrame;
 use crate::sums::Sums;
 use arrow::array::{ArrayRef, AsArray};
@@ -77,6 +78,41 @@ impl FarFrame {
         let mut part = Part::default();
         for batch in self.batches_of(&[name])? {
             part.add_all(&present(batch?.column(0))?, &values);
+        }
+        Ok(totals_of(&part, part.sum(), |value| value))
+    }
+
+    /// Computes the aggregates of the values of an expression that are not null. Sums, differences and
+    /// products of columns without nulls, one of which has floating-point numbers, are computed by the
+    /// memory server, and no column is made of them. Returns an error if the values are no numbers.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::{Expression, FarFrame, column};
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let lines = FarFrame::from_csv_text(&heap, "price,discount\n10.5,0.5\n4.5,0.0\n")?;
+    /// let revenue = lines.totals_of(&(column("price") * (Expression::from(1.0) - column("discount"))))?;
+    /// assert_eq!(revenue.sum, 9.75);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn totals_of(&self, expression: &Expression) -> Result<Totals, FrameError> {
+        let data_type = expression.data_type(&self.schema)?;
+        if !data_type.is_numeric() {
+            return Err(FrameError::Type { name: "the expression".to_owned(), data_type });
+        }
+        let names: Vec<&str> = expression.columns().into_iter().collect();
+        if data_type == DataType::Float64
+            && !names.is_empty()
+            && let Some(formula) = self.formula_of(expression)?
+        {
+            let part = self.heap.group((), formula).run()?.pop().map_or_else(Part::default, |((), part)| part);
+            return Ok(totals_of(&part, part.sum(), |value| value));
+        }
+        let mut part = Part::default();
+        for batch in self.batches_of(&names)? {
+            part.add_all(&present(&expression.evaluate(&batch?)?)?, &(Bound::Unbounded, Bound::Unbounded));
         }
         Ok(totals_of(&part, part.sum(), |value| value))
     }

@@ -5,7 +5,7 @@
 //! 10](../../../docs/decisions/0010-functions-are-registered-by-hand.md)).
 
 use crate::access::Access;
-use crate::columns::{CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
+use crate::columns::{Compute, ComputeColumn, CopyBytes, Find, Group, Merge, Ranks, Sort, Take, Tally};
 use crate::evacuate::Evacuate;
 use crate::executor::{self, Budget, NewTask};
 use crate::lookup::Lookup;
@@ -121,7 +121,8 @@ impl Registry {
 
     /// Adds the functions that exist for each type of number.
     fn with_numbers<N: Number>(self) -> Registry {
-        self.with::<Totals<N>>().with::<Group<N>>().with::<Ranks<N>>().with::<Find<N>>()
+        let totals = self.with::<Totals<N>>().with::<Group<N>>().with::<Compute<N>>().with::<ComputeColumn<N>>();
+        totals.with::<Ranks<N>>().with::<Find<N>>()
     }
 
     /// Adds a function.

@@ -127,12 +127,20 @@ impl<'b, 'f> PartBytes<'b, 'f> {
         count: usize,
         views: &mut Vec<T::View<'f>>,
     ) -> Option<()> {
-        views.reserve(count.min(self.len));
-        for index in 0..count {
-            // SAFETY: passed on to the caller.
-            views.push(unsafe { self.value::<T>(offset.checked_add(index * size_of::<T>())?) }?);
+        let end = count.checked_mul(size_of::<T>()).and_then(|len| offset.checked_add(len));
+        let end = end.filter(|end| *end <= self.len)?;
+        match self.source {
+            PartSource::Near(address) => {
+                // SAFETY: as in `value`, for each of them.
+                let view = |index| unsafe { (*address.add(offset).cast::<T>().add(index)).view(Loan::new()) };
+                views.extend((0..count).map(view));
+                Some(())
+            }
+            PartSource::Bytes(_) if size_of::<T>() == 0 => {
+                (0..count).try_for_each(|_| T::decode(&[], ViewSource::Region).map(|view| views.push(view)))
+            }
+            PartSource::Bytes(bytes) => T::decode_many(&bytes[offset..end], ViewSource::Region, views),
         }
-        Some(())
     }
 
     /// Copies bytes of the part.

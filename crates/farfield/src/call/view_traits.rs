@@ -175,6 +175,16 @@ pub unsafe trait FarView: Sized + 'static {
         Some(decoded.map(|element| element.unwrap_or_else(|| unreachable!("all of them were looked at"))))
     }
 
+    /// Appends the views of the values in these bytes, which lie side by side and are not empty. `None` if
+    /// one is no value.
+    #[doc(hidden)]
+    fn decode_many<'f>(bytes: &[u8], source: ViewSource, views: &mut Vec<Self::View<'f>>) -> Option<()> {
+        for value in bytes.chunks_exact(size_of::<Self>()) {
+            views.push(Self::decode(value, source)?);
+        }
+        Some(())
+    }
+
     /// Adds the types to which the type's pointers lead.
     #[doc(hidden)]
     fn add_pointees(types: &mut ViewTypes);
@@ -382,6 +392,12 @@ macro_rules! numbers {
                 let mut array = [<$number>::default(); N];
                 array.iter_mut().zip(numbers).for_each(|(into, number)| *into = <$number>::from_ne_bytes(*number));
                 (numbers.len() == N && rest.is_empty()).then_some(array)
+            }
+
+            #[inline]
+            fn decode_many<'f>(bytes: &[u8], _: ViewSource, views: &mut Vec<Self::View<'f>>) -> Option<()> {
+                views.extend(bytes.as_chunks().0.iter().map(|number| <$number>::from_ne_bytes(*number)));
+                Some(())
             }
 
             fn add_pointees(_: &mut ViewTypes) {}

@@ -93,8 +93,9 @@ impl FarFunction for TellHoldings {
             text.push_str(&format!("{element:?} "));
         }
         let mut numbers = far.items_in(store.numbers, places.clone()).rev();
-        while let Some(element) = numbers.next().await? {
-            text.push_str(&format!("{element:?} "));
+        while let Some(elements) = numbers.next_chunk().await? {
+            assert!(!elements.is_empty());
+            elements.iter().for_each(|element| text.push_str(&format!("{element:?} ")));
         }
         let mut large = far.items(store.large).rev();
         while let Some(element) = large.next().await? {
@@ -112,8 +113,11 @@ impl FarFunction for TellHoldings {
         }
         text.push_str("\nnumbers: ");
         let mut numbers = far.items_in(store.numbers, places.clone());
+        // The first one alone, then what was read with it.
         while let Some(element) = numbers.next().await? {
             text.push_str(&format!("{element:?} "));
+            let rest = numbers.next_chunk().await?.unwrap_or_default();
+            rest.iter().for_each(|element| text.push_str(&format!("{element:?} ")));
         }
         text.push_str("\nlarge: ");
         let mut large = far.items(store.large);

@@ -1,15 +1,19 @@
 //! Group-by push-down: counting values, and aggregating numbers by the values of other columns,
 //! where they are.
 
-use super::FarVec;
 use super::columns::{ColumnKernel, ColumnTable, Conditions, KeyColumn, Keys, RowImages, RowReply, named};
+use super::formula::FormulaInput;
+use super::{FarVec, Formula};
 use crate::Heap;
 use crate::heap::Scope;
 use crate::offload::OffloadError;
 use core::marker::PhantomData;
 use core::ops::{Range, RangeBounds};
-use farfield_wic::columns::{self, Group, Grouped, Groups, Tallied, Tallies, Tally, VALUES_MAX};
-use farfield_wic::{Number, Part, Where};
+use farfield_wic::columns::{
+    self, Compute, Computed, FormulaMachine, FormulaStep, Group, Grouped, Groups, Tallied, Tallies, Tally, VALUES_MAX,
+    is_computable,
+};
+use farfield_wic::{CallError, Number, Part, Where};
 use std::collections::VecDeque;
 
 /// Default limit of the number of different keys in an answer. The memory of an answer is not part
@@ -71,14 +75,19 @@ impl Heap {
     /// ```
     ///
     /// Keys are as in [`Heap::tally`], sums as in [`FarVec::aggregate`]. Several columns of numbers
-    /// are [aggregated in one pass](Grouping::and).
+    /// are [aggregated in one pass](Grouping::and). Instead of a column, a [`Formula`] over several
+    /// columns can be aggregated.
     ///
     /// # Panics
-    /// If the columns do not have equally many numbers.
+    /// If the columns do not have equally many numbers, or there is no column.
     #[track_caller]
-    pub fn group<'v, K: Keys<'v>, N: Number>(&'v self, keys: K, values: &'v FarVec<N>) -> Grouping<'v, K, N> {
-        let mut columns = keys.columns();
-        columns.push(values.into());
+    pub fn group<'v, K: Keys<'v>, N: Number>(
+        &'v self,
+        keys: K,
+        values: impl Into<Formula<'v, N>>,
+    ) -> Grouping<'v, K, N> {
+        let (mut columns, values) = (keys.columns(), values.into());
+        columns.extend(values.columns());
         let (table, conditions) = (ColumnTable::new(self, columns), Conditions::default());
         Grouping { table, values: vec![values], conditions, most: MOST, keys: PhantomData }
     }
@@ -224,27 +233,28 @@ pub type AllByKey<K, N> = Vec<(K, Vec<Part<N>>)>;
 #[must_use = "nothing is done before `run`"]
 pub struct Grouping<'v, K: Keys<'v>, N: Number> {
     table: ColumnTable<'v>,
-    values: Vec<&'v FarVec<N>>,
+    values: Vec<Formula<'v, N>>,
     conditions: Conditions<'v>,
     most: usize,
     keys: PhantomData<K>,
 }
 
 impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
-    /// Aggregates this column, too, in the same pass: the keys are looked up once for all columns. See
-    /// [`run_all`](Self::run_all).
+    /// Aggregates this column or formula, too, in the same pass: the keys are looked up once for all of
+    /// them. See [`run_all`](Self::run_all).
     ///
     /// # Panics
-    /// If the column does not have equally many numbers, or there are more than
-    /// [`VALUES_MAX`](super::VALUES_MAX) columns.
+    /// If a column does not have equally many numbers, or there are more than
+    /// [`VALUES_MAX`](super::VALUES_MAX) columns and formulas.
     #[track_caller]
-    pub fn and(mut self, values: &'v FarVec<N>) -> Self {
+    pub fn and(mut self, values: impl Into<Formula<'v, N>>) -> Self {
         assert!(self.values.len() < VALUES_MAX, "at most {VALUES_MAX} columns are aggregated in one pass");
-        self.table.push(values.into());
+        let values = values.into();
+        values.columns().for_each(|column| self.table.push(column));
         // Columns of conditions come last.
-        let conditions = self.conditions.len();
+        let (columns, conditions) = (values.columns().len(), self.conditions.len());
         let end = self.table.columns.len();
-        self.table.columns[end - 1 - conditions..].rotate_right(1);
+        self.table.columns[end - columns - conditions..].rotate_right(columns);
         self.values.push(values);
         self
     }
@@ -317,14 +327,33 @@ impl<'v, K: Keys<'v>, N: Number> Grouping<'v, K, N> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn run_all(self) -> Result<AllByKey<K::Key, N>, OffloadError> {
-        let Grouping { table, values, conditions, most, .. } = self;
-        let keys = table.columns[..table.columns.len() - values.len() - conditions.len()].to_vec();
-        let mut sums = GroupKernel::new(keys, values, conditions, most);
-        table.run(&mut sums)?;
-        let GroupKernel { near, mut others, .. } = sums;
-        others.merge(&near.finish());
-        check(others.groups.len(), most)?;
-        Ok(others.groups.into_iter().map(|(key, parts)| (K::key(key), parts)).collect())
+        let Grouping { mut table, values, conditions, most, .. } = self;
+        let columns: usize = values.iter().map(|values| values.columns().len()).sum();
+        let keys = table.columns[..table.columns.len() - columns - conditions.len()].to_vec();
+        let plain: Option<Vec<_>> = values.iter().map(Formula::plain).collect();
+        let groups = if let Some(plain) = plain {
+            let mut sums = GroupKernel::new(keys, plain, conditions, most);
+            table.run(&mut sums)?;
+            sums.others.merge(&sums.near.finish());
+            sums.others.groups
+        } else {
+            let mut inputs = Vec::new();
+            let formulas: Vec<_> = values.iter().map(|values| values.steps(&mut inputs)).collect();
+            // Each input is read once, however many formulas it is in.
+            table.columns.splice(keys.len()..keys.len() + columns, inputs.iter().map(|input| input.column));
+            if !is_computable(formulas.iter().map(Vec::as_slice), inputs.len()) {
+                table.at = match table.at {
+                    Where::Server => return Err(CallError::Nowhere.into()),
+                    _ => Where::Client,
+                };
+            }
+            let mut sums = ComputeKernel::new(keys, inputs, formulas, conditions, most);
+            table.run(&mut sums)?;
+            sums.others.merge(&sums.near.finish());
+            sums.others.groups
+        };
+        check(groups.len(), most)?;
+        Ok(groups.into_iter().map(|(key, parts)| (K::key(key), parts)).collect())
     }
 }
 
@@ -395,6 +424,79 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
             values.push(column.chunks_in(scope, rows.clone()).next().transpose()?.unwrap_or_default());
         }
         match self.near.add_all(&images, values.into_iter(), self.most) {
+            true => Ok(()),
+            false => Err(OffloadError::TooMany { most: self.most }),
+        }
+    }
+}
+
+/// Aggregation of formulas, in a table that has the keys' columns first, then the inputs', then those of
+/// conditions.
+struct ComputeKernel<'v, N: Number> {
+    keys: Vec<KeyColumn<'v>>,
+    inputs: Vec<FormulaInput<'v, N>>,
+    formulas: Vec<Vec<FormulaStep>>,
+    conditions: Conditions<'v>,
+    images: RowImages,
+    machine: FormulaMachine<N>,
+    /// Groups of rows that this thread has processed here.
+    near: columns::Grouping<N>,
+    /// Groups from servers and other threads.
+    others: Groups<N>,
+    most: usize,
+}
+
+impl<'v, N: Number> ComputeKernel<'v, N> {
+    fn new(
+        keys: Vec<KeyColumn<'v>>,
+        inputs: Vec<FormulaInput<'v, N>>,
+        formulas: Vec<Vec<FormulaStep>>,
+        conditions: Conditions<'v>,
+        most: usize,
+    ) -> ComputeKernel<'v, N> {
+        let machine = FormulaMachine::new(inputs.len(), formulas.len());
+        let (near, others) = (columns::Grouping::new(formulas.len()), Groups::default());
+        ComputeKernel { keys, inputs, formulas, conditions, images: RowImages::default(), machine, near, others, most }
+    }
+}
+
+impl<N: Number> ColumnKernel for ComputeKernel<'_, N> {
+    type Function = Compute<N>;
+
+    fn fork(&self) -> Self {
+        let (keys, inputs) = (self.keys.clone(), self.inputs.clone());
+        ComputeKernel::new(keys, inputs, self.formulas.clone(), self.conditions.clone(), self.most)
+    }
+
+    fn merge(&mut self, other: Self) -> Result<(), OffloadError> {
+        self.others.merge(&other.near.finish());
+        check(self.others.groups.len(), self.most)
+    }
+
+    fn argument(&self, mut pieces: Vec<Vec<farfield_wic::Range>>) -> Computed {
+        let conditions = self.conditions.named(pieces.split_off(self.keys.len() + self.inputs.len()));
+        let columns: Vec<KeyColumn<'_>> = self.inputs.iter().map(|input| input.column).collect();
+        let inputs = named(&columns, pieces.split_off(self.keys.len()));
+        Computed { keys: named(&self.keys, pieces), inputs, formulas: self.formulas.clone(), conditions }
+    }
+
+    fn fits(&self, answer: &Groups<N>) -> bool {
+        answer.groups.values().all(|parts| parts.len() == self.formulas.len())
+    }
+
+    fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
+        self.others.merge(&answer);
+        check(self.others.groups.len(), self.most)
+    }
+
+    fn process(&mut self, scope: &Scope<'_>, rows: Range<usize>) -> Result<(), OffloadError> {
+        let mut images = Vec::with_capacity(rows.len());
+        for (index, input) in self.inputs.iter().enumerate() {
+            input.read(scope, rows.clone(), &mut images, (&mut self.machine, index))?;
+        }
+        self.machine.compute(self.formulas.iter().map(Vec::as_slice), rows.len());
+        let images = self.images.read(scope, &self.keys, &self.conditions, rows)?;
+        match self.near.add_all(&images, self.machine.results(), self.most) {
             true => Ok(()),
             false => Err(OffloadError::TooMany { most: self.most }),
         }

@@ -1,6 +1,7 @@
 //! `FarBox`: one owner, eight bytes.
 
-use super::{FarPtr, Follow, Pinned, PinnedMut, Pointer};
+use super::in_place::build_at;
+use super::{FarPtr, Follow, Init, Pinned, PinnedMut, Pointer, Uninit};
 use crate::error::{AllocError, FarError};
 use crate::heap::{AccessMode, HeapInner, Scope, StreamingHint, drop_far, take, take_with};
 use core::marker::PhantomData;
@@ -62,6 +63,26 @@ impl<T: Send + 'static> FarBox<T> {
             Ok((number, place)) => Ok(FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData }),
             Err((error, value)) => Err(AllocError { error, value }),
         }
+    }
+
+    /// Builds a value in its place: see [`Heap::alloc_with`](crate::Heap::alloc_with).
+    pub(crate) fn build_in(
+        core: &HeapInner,
+        build: impl for<'p> FnOnce(Uninit<'p, T>) -> Result<Init<'p, T>, FarError>,
+    ) -> Result<FarBox<T>, FarError> {
+        let (number, place) = core.put_in_nothing::<MaybeUninit<T>>()?;
+        // Without a destructor: if it is dropped, its place is free.
+        let mut empty: FarBox<MaybeUninit<T>> =
+            FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData };
+        // A pin and no scope: `build` may need room for more than one scope can hold.
+        let mut pinned = empty.pin_mut()?;
+        // SAFETY: the place is pinned, and has room for a `T`. Nobody else knows of it.
+        unsafe { build_at(pinned.as_mut_ptr(), build)? };
+        drop(pinned);
+        // SAFETY: a pointer to the value that it is from now on. The other one is forgotten.
+        let built = unsafe { FarBox::from_pointer(empty.pointer.alias()) };
+        forget(empty);
+        Ok(built)
     }
 
     /// Makes a second pointer to the value.
@@ -319,45 +340,6 @@ impl<T: Send + 'static> FarBox<T> {
     /// small values do not need this hint: those in use stay near anyway.
     pub fn cold(&self) {
         self.pointer.mark_cold();
-    }
-}
-
-impl<T: Send + 'static, const N: usize> FarBox<[T; N]> {
-    /// Makes an array in its place: see [`Heap::alloc_array_with`](crate::Heap::alloc_array_with).
-    pub(crate) fn from_fn(core: &HeapInner, mut make: impl FnMut(usize) -> T) -> Result<FarBox<[T; N]>, FarError> {
-        let (number, place) = core.put_in_nothing::<MaybeUninit<[T; N]>>()?;
-        // Without a destructor: if it is dropped, its place is free.
-        let mut array: FarBox<MaybeUninit<[T; N]>> =
-            FarBox { pointer: Pointer::new(core, number, place), owns: PhantomData };
-        // A pin and no scope: `make` may need room for more than one scope can hold.
-        let mut pinned = array.pin_mut()?;
-        let mut filled = FilledElements { first: pinned.as_mut_ptr().cast::<T>(), count: 0 };
-        for index in 0..N {
-            let element = make(index);
-            // SAFETY: the place is pinned, and has room for `N` elements. Nobody else knows of it.
-            unsafe { filled.first.add(index).write(element) };
-            filled.count += 1;
-        }
-        forget(filled);
-        drop(pinned);
-        // SAFETY: a pointer to the value that it is from now on, because all elements are there. The
-        // other one is forgotten.
-        let made = unsafe { FarBox::from_pointer(array.pointer.alias()) };
-        forget(array);
-        Ok(made)
-    }
-}
-
-/// The elements of an array that is being made. They are dropped if the next one cannot be made.
-struct FilledElements<T> {
-    first: *mut T,
-    count: usize,
-}
-
-impl<T> Drop for FilledElements<T> {
-    fn drop(&mut self) {
-        // SAFETY: so many elements are there, in a place that is pinned, and are ours.
-        unsafe { core::ptr::slice_from_raw_parts_mut(self.first, self.count).drop_in_place() };
     }
 }
 

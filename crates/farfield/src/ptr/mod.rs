@@ -4,6 +4,7 @@ mod batch_get;
 mod far_arc;
 mod far_box;
 mod far_weak;
+mod in_place;
 mod pinned;
 mod pointer;
 
@@ -12,6 +13,7 @@ pub use batch_get::Batches;
 pub use far_arc::FarArc;
 pub use far_box::FarBox;
 pub use far_weak::FarWeak;
+pub use in_place::{Init, Uninit, UninitField};
 pub use pinned::{Pinned, PinnedMut};
 pub(crate) use pointer::{Pointer, PointerLookup};
 

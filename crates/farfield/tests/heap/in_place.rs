@@ -2,7 +2,7 @@
 //! when making the next one panics; a place that leaves, or stays in use.
 
 use crate::common::{MIB, builder, heap};
-use farfield::{AllocError, FarArc, FarBox, FarError, Heap};
+use farfield::{AllocError, FarArc, FarBox, FarError, Heap, Init, Stats, Uninit, fields};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -51,7 +51,7 @@ fn a_large_array_is_made_in_a_small_stack() {
 }
 
 /// Counts how many exist.
-struct Counted(Arc<AtomicI64>, #[expect(dead_code, reason = "makes it larger")] [u64; 5]);
+struct Counted(Arc<AtomicI64>, [u64; 5]);
 
 impl Counted {
     fn new(alive: &Arc<AtomicI64>) -> Counted {
@@ -93,6 +93,127 @@ fn elements_are_dropped_once_though_making_the_next_one_panics() {
     check::<3>(&heap);
     check::<70>(&heap);
     check::<3000>(&heap);
+}
+
+/// 3 MiB, in parts that are built in different ways.
+struct Atlas {
+    name: FarBox<String>,
+    marks: [Counted; 3],
+    sheets: [Sheet; 96],
+    scale: (u8, Option<FarBox<u64>>),
+}
+
+struct Sheet {
+    number: u32,
+    owner: Counted,
+    heights: [[u16; 128]; 128],
+}
+
+/// Builds it, if `step` lets each of its parts pass.
+fn build_atlas<'p>(
+    place: Uninit<'p, Atlas>,
+    heap: &Heap,
+    alive: &Arc<AtomicI64>,
+    step: &dyn Fn() -> Result<(), FarError>,
+) -> Result<Init<'p, Atlas>, FarError> {
+    let counted = || step().map(|()| Counted::new(alive));
+    fields!(
+        place,
+        Atlas {
+            name: |place| Ok(place.write(heap.alloc(String::from("a"))?)),
+            marks: |place| {
+                let mut marks = place.each(|_, place| Ok(place.write(counted()?)))?;
+                marks[2].1[0] = 9;
+                Ok(marks)
+            },
+            sheets: |place| place.each(|number, place| fields!(
+                place,
+                Sheet {
+                    number: |place| Ok(place.write(number as u32)),
+                    owner: |place| Ok(place.write(counted()?)),
+                    heights: |place| place.each(|row, place| Ok(place.write([(number + row) as u16; 128]))),
+                }
+            )),
+            scale: |place| {
+                step()?;
+                Ok(place.write((7, Some(heap.alloc(8)?))))
+            },
+        }
+    )
+}
+
+#[test]
+fn a_large_struct_is_built_in_a_small_stack() {
+    assert!(size_of::<Atlas>() > 3 << 20);
+    let (heap, alive) = (roomy(), Arc::new(AtomicI64::new(0)));
+    in_a_small_stack(|| {
+        let mut far = heap.alloc_with(|place| build_atlas(place, &heap, &alive, &|| Ok(()))).unwrap();
+        press(&heap);
+        let read = far.write(|atlas| {
+            atlas.sheets[95].heights[127][127] += 1;
+            let heights = atlas.sheets.iter().flat_map(|sheet| sheet.heights.iter().flatten());
+            let numbers = atlas.sheets.iter().map(|sheet| sheet.number).sum::<u32>();
+            let eight = atlas.scale.1.as_ref().map(|eight| eight.read(|eight| *eight));
+            (heights.map(|height| u64::from(*height)).sum::<u64>(), numbers, atlas.marks[2].1, atlas.scale.0, eight)
+        });
+        let heights = (0..96).flat_map(|number| (0..128).map(move |row| (number + row) * 128)).sum::<u64>() + 1;
+        assert_eq!(read, Ok((heights, 95 * 48, [9, 7, 7, 7, 7], 7, Some(Ok(8)))));
+        assert_eq!(far.read(|atlas| atlas.name.read(String::clone)), Ok(Ok("a".into())));
+        assert_eq!(alive.load(Ordering::Relaxed), 99);
+        press(&heap);
+        drop(far);
+    });
+    assert_eq!((alive.load(Ordering::Relaxed), heap.stats().pinned_bytes), (0, 0));
+    heap.verify();
+}
+
+#[test]
+fn what_fails_or_panics_while_it_is_built_leaves_nothing() {
+    let (heap, alive) = (roomy(), Arc::new(AtomicI64::new(0)));
+    let mut pages = None;
+    for last in [0, 2, 3, 4, 50, 98, 99] {
+        for panics in [false, true] {
+            let steps = std::cell::Cell::new(0);
+            let step = || {
+                if steps.replace(steps.get() + 1) < last {
+                    return Ok(());
+                }
+                assert!(!panics, "no more");
+                Err(FarError::FarFull)
+            };
+            let built =
+                catch_unwind(AssertUnwindSafe(|| heap.alloc_with(|place| build_atlas(place, &heap, &alive, &step))));
+            assert_eq!(built.map(|built| built.map(drop)).ok(), (!panics).then_some(Err(FarError::FarFull)));
+            assert_eq!((steps.get(), alive.load(Ordering::Relaxed)), (last + 1, 0));
+            // The same pages are used again each time.
+            let Stats { pinned_bytes, pages: now, .. } = heap.stats();
+            assert_eq!((pinned_bytes, now), (0, *pages.get_or_insert(now)));
+            heap.verify();
+        }
+    }
+}
+
+#[test]
+fn a_builder_may_build_others_and_drop_what_it_has_built() {
+    let (heap, alive) = (roomy(), Arc::new(AtomicI64::new(0)));
+    let far = heap.alloc_with::<(Counted, FarBox<[u8; 9]>)>(|place| {
+        let inner = heap.alloc_with(|place| place.each(|at, place| Ok(place.write(at as u8))))?;
+        let refused = heap.alloc_with::<Counted>(|place| {
+            drop(place.write(Counted::new(&alive)));
+            Err(FarError::FarFull)
+        });
+        assert_eq!((refused.map(drop), alive.load(Ordering::Relaxed)), (Err(FarError::FarFull), 0));
+        Ok(place.write((Counted::new(&alive), inner)))
+    });
+    let far = far.unwrap();
+    assert_eq!(far.read(|(_, inner)| inner.read(|nine| *nine)), Ok(Ok([0, 1, 2, 3, 4, 5, 6, 7, 8])));
+    assert_eq!(
+        heap.alloc_with::<[String; 0]>(|place| place.each(|_, _| unreachable!())).unwrap().read(|no| no.len()),
+        Ok(0)
+    );
+    drop(far);
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+    heap.verify();
 }
 
 /// Its elements need room for far more than one scope can hold.

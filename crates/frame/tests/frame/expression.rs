@@ -202,7 +202,15 @@ fn random_expressions_agree_with_a_model() {
                 same(&near(&far), &kept);
             }
             let (expression, of) = numeric(&mut random, 2);
+            let found = frame.totals_of(&expression).unwrap();
             let frame = frame.with_values("value", &expression).unwrap();
+            let totals = frame.totals("value").unwrap();
+            let is_same = |one: f64, other: f64| one == other || one.is_nan() && other.is_nan();
+            assert!(
+                found.count == totals.count && is_same(found.sum, totals.sum),
+                "{expression:?}: {found:?}, {totals:?}"
+            );
+            assert_eq!((found.min, found.max), (totals.min, totals.max), "{expression:?}");
             let values = near(&frame.select(&["value"]).unwrap());
             for row in (0..batch.num_rows()).step_by(97) {
                 let (far, model) = (of_row(&values, row, "value"), of(&|name| of_row(&batch, row, name)));
@@ -216,6 +224,34 @@ fn random_expressions_agree_with_a_model() {
             }
         }
     }
+}
+
+#[test]
+fn totals_of_expressions_are_those_of_a_loop() {
+    let heap = heap(Plane::Page, MIB);
+    let batch = rows(&mut random(), 2 * CHUNK_ROWS + 5);
+    let frame = FarFrame::from_batches(&heap, schema(), [Ok(batch.clone())]).unwrap();
+    let (small, row) = (|| column("small"), || column("row"));
+    let value = |name: &str, at: usize| of_row(&batch, at, name).map(|value| number(&value));
+    type Model<'m> = Box<dyn Fn(usize) -> Option<f64> + 'm>;
+    let twins: [(Expression, Model<'_>); 4] = [
+        (
+            small() * (Expression::from(0.5) - row()),
+            Box::new(|at| Some(value("small", at)? * (0.5 - value("row", at)?))),
+        ),
+        // Whole numbers, and what a server does not compute.
+        (small() * row() + 3.into(), Box::new(|at| Some(value("small", at)? * value("row", at)? + 3.0))),
+        (row() / 2.into(), Box::new(|at| Some(value("row", at)? / 2.0))),
+        (column("id") * 0.25.into(), Box::new(|at| Some(value("id", at)? * 0.25))),
+    ];
+    for (expression, of) in twins {
+        let values: Vec<f64> = (0..batch.num_rows()).filter_map(&of).collect();
+        let totals = frame.totals_of(&expression).unwrap();
+        assert_eq!((totals.count, totals.sum), (values.len() as u64, values.iter().sum()), "{expression:?}");
+        assert_eq!(totals.max, values.iter().copied().reduce(f64::max), "{expression:?}");
+    }
+    assert!(matches!(frame.totals_of(&column("zone")), Err(FrameError::Type { .. })));
+    assert!(matches!(frame.totals_of(&column("tip")), Err(FrameError::NoColumn { .. })));
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl<N: Number> Grouping<N> {
     const ROW_BYTES: usize = 8;
 
     /// Checks whether an answer has no room for more rows.
-    fn is_full(&mut self) -> bool {
+    pub(super) fn is_full(&mut self) -> bool {
         let keys = self.numbering.len();
         let is_looked_at = keys == self.keys_looked_at && self.rows < self.looks_again;
         if keys * self.columns <= Self::FITTING || is_looked_at {

@@ -4,6 +4,7 @@
 //! The caller splits a column into far and near parts, and merges the answers. So each function
 //! returns partial results that do not depend on how the column was split.
 
+mod compute;
 mod copy;
 mod find;
 mod group;
@@ -14,6 +15,10 @@ mod sort;
 mod take;
 mod tally;
 
+pub use compute::{
+    Compute, ComputeColumn, Computed, ComputedColumn, FORMULA_DEPTH_MAX, FORMULA_INPUTS_MAX, FORMULA_STEPS_MAX,
+    FormulaMachine, FormulaStep, is_computable,
+};
 pub use copy::{Copied, CopyBytes};
 pub use find::{Find, Found, Search};
 pub use group::{Group, Grouped, Grouping, Groups};

@@ -17,6 +17,12 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     /// Name of the function that adds numbers up by keys.
     #[doc(hidden)]
     const GROUP: &'static str;
+    /// Name of the function that aggregates what formulas make of numbers.
+    #[doc(hidden)]
+    const COMPUTE: &'static str;
+    /// Name of the function that computes columns of numbers.
+    #[doc(hidden)]
+    const COLUMN: &'static str;
     /// Name of the function that counts numbers by value.
     #[doc(hidden)]
     const RANKS: &'static str;
@@ -87,6 +93,42 @@ pub trait Number: Copy + PartialOrd + Debug + Serialize + DeserializeOwned + Sen
     /// Appends the number's bytes to `into`.
     #[doc(hidden)]
     fn put(self, into: &mut Vec<u8>);
+    /// Writes the numbers of this kind with these images to `into`, in this type (as by `as`).
+    #[doc(hidden)]
+    fn cast_images(kind: Kind, images: &[u64], into: &mut Vec<Self>);
+    /// Returns the sum of two numbers. Whole numbers wrap around.
+    #[doc(hidden)]
+    fn plus(self, other: Self) -> Self;
+    /// Returns the difference of two numbers. Whole numbers wrap around.
+    #[doc(hidden)]
+    fn minus(self, other: Self) -> Self;
+    /// Returns the product of two numbers. Whole numbers wrap around.
+    #[doc(hidden)]
+    fn times(self, other: Self) -> Self;
+}
+
+/// Implements `cast_images`.
+macro_rules! cast_images {
+    ($number:ty) => {
+        fn cast_images(kind: Kind, images: &[u64], into: &mut Vec<$number>) {
+            fn cast<N: Number>(images: &[u64], into: &mut Vec<$number>, cast: impl Fn(N) -> $number) {
+                into.extend(images.iter().map(|image| cast(N::of_image(*image))));
+            }
+            into.clear();
+            match kind {
+                Kind::U8 => cast::<u8>(images, into, |number| number as $number),
+                Kind::U16 => cast::<u16>(images, into, |number| number as $number),
+                Kind::U32 => cast::<u32>(images, into, |number| number as $number),
+                Kind::U64 => cast::<u64>(images, into, |number| number as $number),
+                Kind::I8 => cast::<i8>(images, into, |number| number as $number),
+                Kind::I16 => cast::<i16>(images, into, |number| number as $number),
+                Kind::I32 => cast::<i32>(images, into, |number| number as $number),
+                Kind::I64 => cast::<i64>(images, into, |number| number as $number),
+                Kind::F32 => cast::<f32>(images, into, |number| number as $number),
+                Kind::F64 => cast::<f64>(images, into, |number| number as $number),
+            }
+        }
+    };
 }
 
 #[expect(unnameable_types, reason = "nobody else shall implement them")]
@@ -102,6 +144,8 @@ macro_rules! integers {
         impl Number for $number {
             const TOTALS: &'static str = concat!("ff.totals.", $name);
             const GROUP: &'static str = concat!("ff.group.", $name);
+            const COMPUTE: &'static str = concat!("ff.compute.", $name);
+            const COLUMN: &'static str = concat!("ff.column.", $name);
             const RANKS: &'static str = concat!("ff.ranks.", $name);
             const FIND: &'static str = concat!("ff.find.", $name);
             const KIND: Kind = Kind::$kind;
@@ -142,6 +186,19 @@ macro_rules! integers {
             fn put(self, into: &mut Vec<u8>) {
                 into.extend(self.to_le_bytes());
             }
+            cast_images!($number);
+            #[inline]
+            fn plus(self, other: $number) -> $number {
+                self.wrapping_add(other)
+            }
+            #[inline]
+            fn minus(self, other: $number) -> $number {
+                self.wrapping_sub(other)
+            }
+            #[inline]
+            fn times(self, other: $number) -> $number {
+                self.wrapping_mul(other)
+            }
             #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {
                 bytes.as_chunks().0.iter().for_each(|bytes| work(<$number>::from_le_bytes(*bytes)));
@@ -167,6 +224,8 @@ macro_rules! floats {
         impl Number for $number {
             const TOTALS: &'static str = concat!("ff.totals.", $name);
             const GROUP: &'static str = concat!("ff.group.", $name);
+            const COMPUTE: &'static str = concat!("ff.compute.", $name);
+            const COLUMN: &'static str = concat!("ff.column.", $name);
             const RANKS: &'static str = concat!("ff.ranks.", $name);
             const FIND: &'static str = concat!("ff.find.", $name);
             const KIND: Kind = Kind::$kind;
@@ -237,6 +296,19 @@ macro_rules! floats {
             #[inline]
             fn put(self, into: &mut Vec<u8>) {
                 into.extend(self.to_le_bytes());
+            }
+            cast_images!($number);
+            #[inline]
+            fn plus(self, other: $number) -> $number {
+                self + other
+            }
+            #[inline]
+            fn minus(self, other: $number) -> $number {
+                self - other
+            }
+            #[inline]
+            fn times(self, other: $number) -> $number {
+                self * other
             }
             #[inline]
             fn each(bytes: &[u8], mut work: impl FnMut(Self)) {

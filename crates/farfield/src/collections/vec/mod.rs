@@ -95,6 +95,11 @@ impl<T: Send + 'static> FarVec<T> {
         FarVec { units: Paged::new(), len: 0 }
     }
 
+    /// Makes a vector of units that are made.
+    pub(super) fn from_units(units: Paged<T>, len: usize) -> FarVec<T> {
+        FarVec { units, len }
+    }
+
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
