@@ -118,54 +118,69 @@ impl ClientConnection<'_> {
 
     /// Sends the gathered parts as far as the kernel takes them, and copies the rest to the outbox.
     fn send_parts(&mut self) -> Result<(), CloseReason> {
-        self.vectors.clear();
-        let mut total = 0;
-        for part in &self.parts {
+        let mut vectors = core::mem::take(&mut self.vectors);
+        vectors.clear();
+        vectors.extend(self.parts.drain(..).map(|part| {
             let (bytes, len) = match part {
                 SendSlice::Own(range) => {
-                    let own = self.outbox.get(range.clone()).unwrap_or_default();
+                    let own = self.outbox.get(range).unwrap_or_default();
                     (own.as_ptr(), own.len())
                 }
-                SendSlice::Layer { bytes, len } => (*bytes, *len),
+                SendSlice::Layer { bytes, len } => (bytes, len),
             };
-            self.vectors.push(libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len });
-            total += len;
+            libc::iovec { iov_base: bytes.cast_mut().cast(), iov_len: len }
+        }));
+        let mut rest = &mut vectors[..];
+        // Records have less room than the kernel: as many calls as it takes, until the kernel is full.
+        while !rest.is_empty() {
+            // Parts of the outbox are ours. Parts of layers are mapped for as long as the
+            // reader of the region lives, which the caller holds. If the owner changes them meanwhile,
+            // it receives its own changes.
+            // SAFETY: as just said, all parts are readable.
+            match unsafe { self.send(rest) } {
+                Ok(sent) => {
+                    self.tally.sent_bytes += sent as u64;
+                    rest = advance(rest, sent);
+                }
+                Err(errno) if errno.is_transient() => break,
+                Err(errno) => return Err(lost(errno)),
+            }
         }
-        // Parts of the outbox are ours. Parts of layers are mapped for as long as the
-        // reader of the region lives, which the caller holds. If the owner changes them meanwhile,
-        // it receives its own changes.
-        let vectors = core::mem::take(&mut self.vectors);
-        // SAFETY: as just said, all parts are readable.
-        let result = unsafe { self.send(&vectors) };
-        self.vectors = vectors;
-        let mut sent = match result {
-            Ok(sent) => sent,
-            Err(errno) if errno.is_transient() => 0,
-            Err(errno) => return Err(lost(errno)),
-        };
-        self.tally.sent_bytes += sent as u64;
-        let mut rest: Vec<u8> = Vec::with_capacity(total - sent);
-        if sent < total {
-            for vector in &self.vectors {
-                let skip = sent.min(vector.iov_len);
-                sent -= skip;
-                let len = vector.iov_len - skip;
-                // SAFETY: as above; `rest` has room for everything that is not sent, and raw copies
+        if rest.is_empty() {
+            self.outbox.clear();
+        } else {
+            let mut kept: Vec<u8> = Vec::with_capacity(rest.iter().map(|part| part.iov_len).sum());
+            for part in rest.iter() {
+                // SAFETY: as above; `kept` has room for everything that is not sent, and raw copies
                 // make no reference into the layer.
                 unsafe {
-                    let target = rest.as_mut_ptr().add(rest.len());
-                    core::ptr::copy_nonoverlapping(vector.iov_base.cast::<u8>().add(skip), target, len);
-                    rest.set_len(rest.len() + len);
+                    let target = kept.as_mut_ptr().add(kept.len());
+                    core::ptr::copy_nonoverlapping(part.iov_base.cast::<u8>(), target, part.iov_len);
+                    kept.set_len(kept.len() + part.iov_len);
                 }
             }
-            self.outbox = rest;
-        } else {
-            self.outbox.clear();
+            self.outbox = kept;
         }
+        self.vectors = vectors;
         self.sent = 0;
-        self.parts.clear();
         Ok(())
     }
+}
+
+/// Returns what is left of `parts` after their first `sent` bytes.
+fn advance(parts: &mut [libc::iovec], mut sent: usize) -> &mut [libc::iovec] {
+    let mut whole = 0;
+    for part in parts.iter_mut() {
+        let taken = sent.min(part.iov_len);
+        part.iov_base = part.iov_base.wrapping_byte_add(taken);
+        part.iov_len -= taken;
+        sent -= taken;
+        if part.iov_len > 0 {
+            break;
+        }
+        whole += 1;
+    }
+    parts.get_mut(whole..).unwrap_or_default()
 }
 
 /// Returns the number of bytes of the pages that a batch reads.

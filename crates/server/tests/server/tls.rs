@@ -69,6 +69,56 @@ fn tls_reports_the_death_of_its_server() {
 }
 
 #[test]
+fn answers_that_a_client_leaves_lying_arrive_whole() {
+    // 60 MiB of pages: more than a socket holds.
+    const READS: u64 = 240;
+    const RUN: u64 = 64;
+    const PAGES: u64 = 4096;
+    let certificates = Certificates::new();
+    let server = serve(Config { capacity_bytes: Some(64 << 20), ..encrypted(&certificates) });
+    for url in [url(&certificates, &server), server.endpoints()[1].clone()] {
+        let backend = builder(&url).open().unwrap();
+        let [mut lane, mut other] = [(); 2].map(|()| backend.open_lane().unwrap());
+        let submit = |lane: &mut dyn Lane, tag, op| {
+            lane.submit(LaneRequest { tag, priority: Priority::Demand, deadline: DEADLINE, op }).expect("room");
+        };
+        for page in (0..PAGES).step_by(RUN as usize) {
+            let mut buffer = Buffer::new(RUN as usize);
+            (0..RUN).for_each(|at| buffer.page_mut(at as usize).fill((page + at) as u8 | 1));
+            buffer.seal();
+            submit(&mut *lane, page, Op::Write { page: PageId(page), buffer });
+        }
+        let mut done = Vec::with_capacity(READS as usize);
+        while lane.in_flight() > 0 {
+            lane.wait(DEADLINE);
+            lane.poll(&mut done);
+            done.drain(..).for_each(|completion| completion.result.unwrap());
+        }
+        for tag in 0..READS {
+            let page = PageId(tag * 17 % (PAGES - RUN));
+            submit(&mut *lane, page.0, Op::Read { page, buffer: Buffer::new(RUN as usize) });
+        }
+        lane.poll(&mut done);
+        // The server fills the socket meanwhile, and keeps what does not fit.
+        (0..PAGES).step_by(64).for_each(|page| works(&mut *other, page));
+        let mut ended = 0;
+        while ended < READS {
+            lane.wait(Duration::from_millis(50));
+            lane.poll(&mut done);
+            for completion in done.drain(..) {
+                completion.result.unwrap();
+                let buffer = completion.buffer.unwrap();
+                for at in 0..RUN {
+                    let page = completion.tag + at;
+                    assert!(buffer.page(at as usize).iter().all(|byte| *byte == page as u8 | 1), "{url}: {page}");
+                }
+                ended += 1;
+            }
+        }
+    }
+}
+
+#[test]
 fn plain_text_at_the_port_of_tls_and_the_reverse_are_told_what_to_write() {
     let certificates = Certificates::new();
     let server = serve(encrypted(&certificates));
