@@ -54,6 +54,15 @@ impl<'p, T> Uninit<'p, T> {
         self.at
     }
 
+    /// Returns what builds a field, which has to take any place: so the compiler infers its type.
+    #[doc(hidden)]
+    pub fn builder<F, B>(&self, _field: fn(&T) -> &F, build: B) -> B
+    where
+        B: for<'f> FnOnce(Uninit<'f, F>) -> Result<Init<'f, F>, FarError>,
+    {
+        build
+    }
+
     /// # Safety
     /// All fields of the value have been built, and nobody drops them.
     #[doc(hidden)]
@@ -170,6 +179,17 @@ pub(super) unsafe fn build_at<T>(
 /// });
 /// ```
 ///
+/// What returns instead of naming a closure leaves the function around it, which has to return a place:
+///
+/// ```compile_fail,E0308
+/// # struct Pair { first: u64, second: u64 }
+/// # let heap = farfield::Heap::builder().near(16 << 20).build().unwrap();
+/// let pair = heap.alloc_with(|place| {
+///     // error: expected `Init`, found `()`
+///     farfield::fields!(place, Pair { first: |place| Ok(place.write(1)), second: return Ok(()) })
+/// });
+/// ```
+///
 /// A packed struct has fields that are not aligned:
 ///
 /// ```compile_fail,E0793
@@ -194,13 +214,15 @@ macro_rules! fields {
             let $name { $($field),+ } = value;
             $(let _ = $field;)+
         });
+        // They come first, so that one that returns or breaks leaves nothing that counts as built.
+        let ($($field,)+) = ($(place.builder(|value| &value.$field, $build),)+);
         let build = || {
             let built = ();
             $(
                 // SAFETY: a field of the value, which lies as a whole in a place that is valid and nobody
                 // else's. It is aligned, because a reference to it was formed above.
                 let field = unsafe { $crate::UninitField::new(&raw mut (*at).$field) };
-                let built = (built, field.build($build)?);
+                let built = (built, field.build($field)?);
             )+
             ::core::mem::forget(built);
             ::core::result::Result::Ok::<_, $crate::FarError>(())
