@@ -138,6 +138,7 @@ impl ClientConnection<'_> {
             // it receives its own changes.
             // SAFETY: as just said, all parts are readable.
             match unsafe { self.send(rest) } {
+                Ok(0) => break,
                 Ok(sent) => {
                     self.tally.sent_bytes += sent as u64;
                     rest = advance(rest, sent);
