@@ -239,13 +239,17 @@ fn locks(tally: &mut Tally<'_, '_>) -> Result<()> {
         tally.count(&format!("with_{place}"), TIMES_EACH, (with, 0), || {
             Ok(values.locks.iter().try_for_each(|mutex| mutex.with(here, (), |value, ()| value[0] += 1))?)
         })?;
+        // As many messages as a step of a number.
+        tally.count(&format!("apply_{place}"), TIMES_EACH, (step, 0), || {
+            Ok(values.locks.iter().try_for_each(|mutex| mutex.apply(here, (), |value, ()| value[0] += 1))?)
+        })?;
         tally.count(&format!("atomic_{place}"), TIMES_EACH, (step, 0), || {
             Ok((0..TIMES).try_for_each(|_| values.number.fetch_add(here, 1).map(drop))?)
         })?;
         let counted = tally.count(&format!("look_{place}"), 1, (lock + step, VALUE_BYTES), || {
             Ok((values.locks[0].lock(here)?[0], values.number.load(here)?))
         })?;
-        ensure!(counted == (2, TIMES_EACH), "steps are lost: {counted:?}");
+        ensure!(counted == (3, TIMES_EACH), "steps are lost: {counted:?}");
         if node == here.id() {
             let clone = || shared.try_clone(here).map(drop);
             tally.count("clone_home", TIMES_EACH, (0, 0), || Ok((0..TIMES).try_for_each(|_| clone())?))?;

@@ -152,6 +152,14 @@ pub(crate) enum ShareMessage<'a> {
     Lock { word: u64, ticket: u64, mode: LockMode, may_wait: bool, may_borrow: bool, locked: LockedType },
     /// A lock is given back, or not wanted any more.
     Unlock { word: u64, ticket: u64, end: LockEnd },
+    /// A short body is to be applied to the value under a lock, if nobody has that.
+    Apply {
+        word: u64,
+        locked: LockedType,
+        body: CodeRef,
+        #[serde(borrow)]
+        arguments: &'a [u8],
+    },
     /// An atomic number is read or changed.
     Atomic { word: u64, step: AtomicStep },
     /// An object has more or fewer handles.
@@ -312,8 +320,10 @@ pub(crate) enum ShareReply<'a> {
     TakenOver,
     /// The sender is to be that node.
     Invited(Invitation),
-    /// All nodes are there, another process is that node, or the node has no room for the task.
+    /// All nodes are there, another process is that node, the node has no room for the task, or the lock is not free.
     NoPlace,
+    /// The body was applied.
+    Applied(#[serde(borrow)] TaskOutcome<'a>),
     /// The node takes no more tasks for now.
     TooMuch(TaskRefusal),
     /// An atomic number as it was before.
@@ -382,6 +392,12 @@ mod tests {
             ShareMessage::View { after: 3, changes: vec![change(4), change(5)] },
             ShareMessage::OutlastBorrowers { of: 3, root: 1 << 50, ticket: 9 },
             ShareMessage::Withdraw { word: 1 << 40, ticket: 8 },
+            ShareMessage::Apply {
+                word: 1 << 40,
+                locked: LockedType { bytes: 8, owns_others: true, destructor: Some(code) },
+                body: code,
+                arguments: &[6; 9],
+            },
             ShareMessage::Answered { ticket: 3, answer: WaitAnswer::Granted { was_left: true, value: vec![8; 20] } },
             ShareMessage::Name {
                 name: "table",

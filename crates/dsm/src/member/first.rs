@@ -147,6 +147,7 @@ pub(crate) fn start(config: &NodeBuilder, order: Option<&LaunchOrder>) -> Result
         first_partition,
         near_bytes: config.near_bytes,
         workers: config.workers,
+        reads_in_place: config.reads_in_place,
         expel_after: config.expel_after,
         backup: backups.of(NodeId(node)).cloned(),
         election: election.clone(),

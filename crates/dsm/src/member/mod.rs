@@ -41,6 +41,8 @@ pub(crate) struct Invitation {
     pub(crate) first_partition: u16,
     pub(crate) near_bytes: u64,
     pub(crate) workers: usize,
+    /// Whether it reads objects in the memory of other nodes of its machine.
+    pub(crate) reads_in_place: bool,
     pub(crate) expel_after: Duration,
     /// Where it keeps its backup.
     pub(crate) backup: Option<BackupAccess>,

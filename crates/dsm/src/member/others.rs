@@ -82,6 +82,7 @@ impl NodeBuilder {
             nodes: invitation.nodes,
             near_bytes: invitation.near_bytes,
             workers: invitation.workers,
+            reads_in_place: invitation.reads_in_place,
             expel_after: invitation.expel_after,
             // The invitation says who decides.
             etcd: None,

@@ -1,9 +1,9 @@
 //! What other nodes ask of this one: a function of the node's server. Nothing here waits, but for the
-//! memory server that keeps the node's backup.
+//! memory server that keeps the node's backup, and for short bodies that a program applies to values under locks.
 
-use super::{NodeId, ShareNode};
+use super::{NodeId, ShareNode, within};
 use crate::member::ReplicaVerdict;
-use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply, ViewNews};
+use crate::message::{AnswerLetter, Letter, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX, ViewNews};
 use crate::task::Borrows;
 use crate::task::code::ShippedCode;
 use farfield_core::dsm::{BorrowRoot, OwnerWord, ViewChange};
@@ -146,6 +146,28 @@ impl ShareNode {
             ShareMessage::Ended { task, outcome, loans } => {
                 self.task_ended(task, outcome, loans);
                 Some(ShareReply::Done)
+            }
+            ShareMessage::Apply { word, locked, body, arguments } => {
+                let word = OwnerWord::from_bits(word)?;
+                let Some(ended) = self.apply_here(word, locked, body, arguments)? else {
+                    return Some(ShareReply::NoPlace);
+                };
+                Some(ShareReply::Applied(match ended {
+                    Err(message) => {
+                        *bytes = message.into_bytes();
+                        TaskOutcome::Panicked(core::str::from_utf8(bytes).ok()?)
+                    }
+                    Ok(value) if value.len() > VALUE_BYTES_MAX => {
+                        let bytes = value.len() as u64;
+                        within(&self, false, || drop(value));
+                        TaskOutcome::TooLarge(bytes)
+                    }
+                    Ok(value) => {
+                        self.stage(|| value.owned());
+                        *bytes = value.into_bytes();
+                        TaskOutcome::Returned(bytes)
+                    }
+                }))
             }
             shared => self.serve_shared(sender, shared),
         }
@@ -406,7 +428,7 @@ mod tests {
         pair.get_mut(&here).unwrap().1[0] = 3;
         assert_eq!((read(first, 0), read(pair.word, 0)), (None, Some((48, 48))));
         let second = pair.word;
-        super::super::within(&node, false, || drop(pair));
+        within(&node, false, || drop(pair));
         let started = std::time::Instant::now();
         while node.stats().object_bytes > 0 {
             assert!(started.elapsed().as_secs() < 60);

@@ -57,7 +57,7 @@ use promoted::{PartitionHosts, PromotedObjects};
 pub(crate) use shared::AtomicStep;
 use shares::{HomeCounts, SpareShares};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
-pub(crate) use tasks::NotStarted;
+pub(crate) use tasks::{NotStarted, caught};
 pub(crate) use wait_table::{WaitCause, WaitSlot, WaitTable};
 pub(crate) use waits::{HomeAnswer, WaitLimit};
 use waits::{OpenTickets, WaitNotes};

@@ -1,16 +1,21 @@
 //! Tasks at a node: how they start, how they run, and how their end comes home.
 #![allow(unsafe_code, reason = "arguments and results travel as bytes")]
 
+use super::locks::LockWish;
 use super::peers::Unanswered;
 use super::{Here, NodeId, ShareNode, WaitCause, within};
-use crate::message::{CodeRef, LOAN_BYTES, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX};
+use crate::message::{
+    CodeRef, LOAN_BYTES, LockEnd, LockedType, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX, WaitAnswer,
+};
 use crate::stats::count;
 use crate::task::code::{ShippedCode, Value, bytes_of};
 use crate::task::{Borrows, QueuedTask, TaskEnd, TaskRefusal, UsedLoan, Waiting};
 use crate::{Far, JoinError, Portable, ShareError};
-use farfield_core::dsm::{LoanPlace, NodeLoad, OwnerWord};
+use farfield_core::dsm::{HomeTicket, LoanPlace, NodeLoad, OwnerWord};
+use farfield_core::lock::LockMode;
 use std::any::Any;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Greatest size of the root of a borrow in a message, in bytes.
@@ -287,9 +292,8 @@ impl ShareNode {
         count(&self.counters.results, 1);
         let room = VALUE_BYTES_MAX - (loans.len() * LOAN_BYTES).min(VALUE_BYTES_MAX);
         let undelivered = match ended {
-            Err(mut message) => {
-                let end = (0..=message.len().min(room)).rfind(|end| message.is_char_boundary(*end));
-                message.truncate(end.unwrap_or(0));
+            Err(message) => {
+                let message = shortened(message, room);
                 self.tell_end(origin, number, TaskOutcome::Panicked(&message), &loans).err()
             }
             Ok(value) if value.len() > room => {
@@ -339,6 +343,67 @@ impl ShareNode {
         }
     }
 
+    /// Applies a short body to the value under a lock of another node, if nobody has that. Otherwise returns the
+    /// arguments. They are dropped on an error, if the body certainly has not run.
+    pub(crate) fn apply_there<F, A, R>(
+        &self,
+        word: OwnerWord,
+        locked: LockedType,
+        arguments: A,
+        body: F,
+    ) -> Result<Result<R, A>, JoinError>
+    where
+        F: for<'h> FnOnce(&Here<'h>, A) -> R + Copy,
+        A: Portable,
+        R: Far,
+    {
+        let (body, arguments) = (ShippedCode::of_body(body), bytes_of(arguments));
+        // SAFETY: the bytes of the arguments, which nobody else has if this is called; once.
+        let take_back = || unsafe { arguments.as_ptr().cast::<A>().read_unaligned() };
+        // SAFETY: as above, and they are borrowed.
+        self.stage(|| unsafe { body.owned_by(&arguments, true) });
+        let message = ShareMessage::Apply { word: word.bits(), locked, body: body.reference(), arguments: &arguments };
+        let answered = self.peers.ask(self, self.host_of(word), message, |reply| match reply {
+            // SAFETY: the bytes of the body's result, which its node has no longer.
+            ShareReply::Applied(outcome) => Some(Some(unsafe { result_of(outcome, body) })),
+            ShareReply::NoPlace => Some(None),
+            _ => None,
+        });
+        match answered {
+            // SAFETY: the body returns this type.
+            Ok(Some(result)) => result.map(|value| Ok(unsafe { value.into_result() })),
+            Ok(None) => Ok(Err(take_back())),
+            Err(Unanswered { error, may_have_arrived }) => {
+                if !may_have_arrived {
+                    drop(take_back());
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Applies a body to the value under a lock of this node, for another one. Returns its result, or `Some(None)` if
+    /// the lock is not free, and `None` if there is no such code.
+    pub(super) fn apply_here(
+        self: &Arc<ShareNode>,
+        word: OwnerWord,
+        locked: LockedType,
+        body: CodeRef,
+        arguments: &[u8],
+    ) -> Option<Option<Result<Value, String>>> {
+        let body = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())?;
+        let ticket = HomeTicket { node: self.id.0, number: self.waits.number() };
+        let wish = LockWish { mode: LockMode::Exclusive, may_wait: false, may_borrow: false, is_new: true };
+        // The value of a lock of a node that is gone is not in the arena.
+        let answer = if self.is_here(word) { self.ask_lock(word, ticket, wish, locked) } else { None };
+        let Some(WaitAnswer::Granted { .. }) = answer else { return Some(None) };
+        // SAFETY: the bytes of the arguments of a body of this code, which runs once.
+        let ended = within(self, false, || unsafe { body.run(&Here::at(self), arguments) });
+        let end = if ended.is_ok() { LockEnd::Released(None) } else { LockEnd::Panicked(None) };
+        self.end_lock(word, ticket, end);
+        Some(Some(ended.map_err(|panic| shortened(text_of(&*panic), VALUE_BYTES_MAX))))
+    }
+
     /// Takes the end of a task from the node that has run it.
     pub(crate) fn task_ended(self: &Arc<ShareNode>, task: u64, outcome: TaskOutcome<'_>, loans: Vec<(u64, u64, u64)>) {
         let Some(waiting) = self.joins.take(task) else { return };
@@ -347,14 +412,8 @@ impl ShareNode {
             (number, words.map(|(word, left)| UsedLoan { place: LoanPlace { word, left }, object: None }))
         });
         let loans = loans.collect();
-        let result = match outcome {
-            // SAFETY: the bytes of the result of that task, which its node has no longer.
-            TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), *waiting.about()) }),
-            TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
-            TaskOutcome::TooLarge(bytes) => {
-                Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into())
-            }
-        };
+        // SAFETY: the bytes of the result of that task, which its node has no longer.
+        let result = unsafe { result_of(outcome, *waiting.about()) };
         waiting.put(TaskEnd { result, loans });
     }
 }
@@ -362,6 +421,32 @@ impl ShareNode {
 /// Returns how many bytes the roots of borrows take in a message, at most.
 fn borrows_bytes(borrows: &Borrows) -> usize {
     borrows.as_ref().map_or(0, |roots| roots.len() * ROOT_BYTES_MAX)
+}
+
+/// Returns the result of code that has run at another node.
+///
+/// # Safety
+/// Nobody else has the bytes of what the code returned.
+unsafe fn result_of(outcome: TaskOutcome<'_>, code: ShippedCode) -> Result<Value, JoinError> {
+    match outcome {
+        // SAFETY: the caller's promise.
+        TaskOutcome::Returned(bytes) => Ok(unsafe { Value::from_bytes(bytes.to_vec(), code) }),
+        TaskOutcome::Panicked(message) => Err(JoinError::Panicked { message: message.to_owned() }),
+        TaskOutcome::TooLarge(bytes) => Err(ShareError::TooLarge { bytes, limit_bytes: VALUE_BYTES_MAX as u64 }.into()),
+    }
+}
+
+/// Calls a body as a task of its own would run it: a panic is an error.
+pub(crate) fn caught<R>(body: impl FnOnce() -> Result<R, JoinError>) -> Result<R, JoinError> {
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    ended.unwrap_or_else(|panic| Err(JoinError::Panicked { message: text_of(&*panic) }))
+}
+
+/// Shortens a text to so many bytes.
+fn shortened(mut text: String, bytes: usize) -> String {
+    let end = (0..=text.len().min(bytes)).rfind(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// Returns what a panic says.

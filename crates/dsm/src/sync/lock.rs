@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "values under locks are bytes in blocks")]
 
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
-use crate::node::{self, HeldLock, LockWish, WaitCause, WaitLimit};
+use crate::node::{self, HeldLock, LockWish, WaitCause, WaitLimit, caught};
 use crate::object::owned_by;
 use crate::task::code::{ShippedCode, initialise};
 use crate::{Far, FarGroup, Here, JoinError, NodeId, OwnedObject, Portable, ShareError};
@@ -42,15 +42,19 @@ impl<T: Far> LockedValue<T> {
         NodeId::of(self.word)
     }
 
-    /// Takes the lock. Returns `None` if the time is over.
-    fn hold(&self, here: &Here<'_>, mode: LockMode, limit: WaitLimit) -> Result<Option<LockHold<T>>, ShareError> {
-        let word = self.word;
+    /// Returns what the home has to know of the value.
+    fn locked_type(here: &Here<'_>) -> LockedType {
         let destructor = if here.node().keeps_backups() { ShippedCode::of_destructor::<T>(1) } else { None };
-        let locked = LockedType {
+        LockedType {
             bytes: size_of::<T>() as u64,
             owns_others: needs_drop::<T>(),
             destructor: destructor.map(ShippedCode::reference),
-        };
+        }
+    }
+
+    /// Takes the lock. Returns `None` if the time is over.
+    fn hold(&self, here: &Here<'_>, mode: LockMode, limit: WaitLimit) -> Result<Option<LockHold<T>>, ShareError> {
+        let (word, locked) = (self.word, LockedValue::<T>::locked_type(here));
         let (may_wait, may_borrow) = (limit.may_wait(), here.may_borrow_under(word));
         let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
         let (number, answer) = match here.node().ask_lock_here(word, wish, locked) {
@@ -225,6 +229,35 @@ impl<T: Far> DMutex<T> {
             mutex.lock(here).map(|mut value| body(&mut value, arguments))
         })?;
         Ok(task.join(here)??)
+    }
+
+    /// Applies a short body to the value where it is: one message, and no task. If the lock is not free, this is
+    /// [`DMutex::with`].
+    ///
+    /// The body runs in the thread of the value's node that serves the caller, on a stack of 512 KiB. One that works
+    /// for long, or waits for other threads, is for `with`: after ten seconds the caller is told that the node is
+    /// silent. `body` captures nothing. On an error that leaves open whether it has run, its arguments are nobody's.
+    pub fn apply<A, R, F>(&self, here: &Here<'_>, arguments: A, body: F) -> Result<R, JoinError>
+    where
+        F: for<'v> FnOnce(&'v mut T, A) -> R + Copy + 'static,
+        A: Far,
+        R: Far,
+    {
+        if self.home() == here.id() {
+            return caught(|| Ok(body(&mut *self.lock(here)?, arguments)));
+        }
+        let lock = DMutexRef(self.0.word, PhantomData::<T>);
+        let locked = LockedValue::<T>::locked_type(here);
+        let applied =
+            here.node().apply_there(self.0.word, locked, (lock, arguments), move |here, (lock, arguments)| {
+                // SAFETY: the node, which has the value in its arena, holds the lock for whoever has sent this body.
+                let value = unsafe { &mut *here.node().address_of(lock.0).cast::<T>() };
+                body(value, arguments)
+            })?;
+        match applied {
+            Ok(result) => Ok(result),
+            Err((_, arguments)) => self.with(here, arguments, body),
+        }
     }
 
     /// Takes the value out of the lock. Waits for who has it.

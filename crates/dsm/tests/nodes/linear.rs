@@ -100,13 +100,16 @@ impl Caller<'_> {
             Kind::Number => self.number(new).map(Some),
             Kind::Locked => {
                 let lock = &self.objects.locked;
-                let guard = match self.random.u8(..4) {
+                let guard = match self.random.u8(..5) {
                     0 => lock.try_lock(here),
                     1 => lock.lock_within(here, Duration::from_micros(self.random.u64(..500))),
                     2 => lock.lock(here).map(Some),
                     // At the home of the value.
-                    _ => {
-                        let found = lock.with(here, new, std::mem::replace);
+                    way => {
+                        let found = match way {
+                            3 => lock.with(here, new, std::mem::replace),
+                            _ => lock.apply(here, new, std::mem::replace),
+                        };
                         return found.map(|found| Some(Step::Swap { new, found })).map_err(|_| Some(Step::Write(new)));
                     }
                 };

@@ -3,7 +3,7 @@
 
 use crate::support::{
     Checked, NEAR_BYTES, NodesTest, PATIENCE, Played, all_is_free, at, is_deep, last_of, play, play_plain, seeded,
-    until,
+    signal_process, stop_process, until,
 };
 use crate::survival::kill_process;
 use farfield_dsm::{
@@ -1052,15 +1052,11 @@ fn a_silent_node_that_was_lent_something_is_waited_for(here: &Here<'_>) -> Check
         return Ok(());
     }
     let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;
-    let signal = move |name: &str| {
-        let sent = std::process::Command::new("kill").args([name, &process.to_string()]).status();
-        assert!(sent.expect("kill starts").success());
-    };
     let mut number = here.alloc(1u64)?;
-    signal("-STOP");
+    stop_process(process);
     let speaks = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(12));
-        signal("-CONT");
+        signal_process(process, "-CONT");
     });
     let told = scope(here, |s| {
         let task = s.spawn_to(NodeId(1), (s.lend_mut(&mut number),), |here, (mut number,)| {

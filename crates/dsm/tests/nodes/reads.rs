@@ -1,6 +1,6 @@
 //! Reads that do not wait or outlive their scope: each version is asked for once, and errors are told.
 
-use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at, until};
+use crate::support::{Checked, NEAR_BYTES, NodesTest, PATIENCE, all_is_free, at, signal_process, stop_process};
 use farfield_dsm::{DArc, DBox, DVec, Here, JoinError, NodeId, Owner, ShareError, scope};
 use std::future::Future;
 use std::pin::pin;
@@ -120,14 +120,7 @@ fn a_silent_node_holds_up_no_other_reads(here: &Here<'_>) -> Checked {
         .map(|made| made?.map_err(JoinError::from))
         .collect::<Result<_, _>>()?;
     let process = at(here, NodeId(1), (), |_, ()| std::process::id())?;
-    let signal = |name: &str| {
-        let sent = std::process::Command::new("kill").args([name, &process.to_string()]).status();
-        assert!(sent.expect("kill starts").success());
-    };
-    signal("-STOP");
-    // A signal is sent before the process has stopped.
-    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
-    until(|| stat().rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')));
+    stop_process(process);
     silent.iter().for_each(|boxed| boxed.prefetch(here));
     // None of these waits for the other node.
     let read = block_on(async {
@@ -138,7 +131,7 @@ fn a_silent_node_holds_up_no_other_reads(here: &Here<'_>) -> Checked {
         Ok::<_, ShareError>(sum)
     });
     let copy_bytes = here.stats().copy_bytes;
-    signal("-CONT");
+    signal_process(process, "-CONT");
     assert_eq!((read.0, copy_bytes), (Ok(190), 20 * 8), "the other node was silent meanwhile");
     for (boxed, number) in silent.iter().zip(0..) {
         assert_eq!(boxed.get(here)?, &[number; 100]);

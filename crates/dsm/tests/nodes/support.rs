@@ -91,6 +91,19 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Sends a signal to a process.
+pub(crate) fn signal_process(process: u32, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &process.to_string()]).status();
+    assert!(sent.expect("kill starts").success());
+}
+
+/// Stops a process, and waits until it has stopped: a signal is sent before.
+pub(crate) fn stop_process(process: u32) {
+    signal_process(process, "-STOP");
+    let stat = || std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
+    until(|| stat().rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T')));
+}
+
 /// Object that random steps change, beside a twin of plain Rust.
 pub(crate) trait Played: FarGroup + Sized {
     /// The twin.

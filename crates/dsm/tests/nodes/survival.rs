@@ -5,7 +5,9 @@
 //! a holder that nobody knows, or whose value was not released; a value of a channel that arrives twice, or never.
 
 use crate::owners::{Signals, look_at};
-use crate::support::{Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, until};
+use crate::support::{
+    Checked, NEAR_BYTES, NodesTest, at, is_deep, last_of, seeded, signal_process, stop_process, until,
+};
 use farfield_dsm::{
     DArc, DAtomic, DBox, DMutex, DRwLock, DString, DVec, Far, FarGroup, Here, Lent, NodeBuilder, NodeId, Receiver,
     RecvError, SendError, Sender, ShareError, TBox, channel, run, scope,
@@ -86,8 +88,7 @@ fn kill_node(here: &Here<'_>, dead: NodeId) -> Checked {
 
 /// Ends a process at once.
 pub(crate) fn kill_process(process: u32) {
-    let sent = std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status();
-    assert!(sent.expect("kill starts").success());
+    signal_process(process, "-KILL");
 }
 
 #[derive(Far)]
@@ -313,7 +314,8 @@ fn what_came_out_of_locks_and_channels_outlives_them(here: &Here<'_>) -> Checked
 }
 
 /// A node receives a value from its own channel, changes it in its block, and dies: it has told nobody, so the value is
-/// in the channel as it was sent. Another node has mapped the memory of the dead one, in which the newer version lies.
+/// in the channel as it was sent. Another node has mapped the memory of the dead one, in which the newer version lies, and
+/// hears of the death by nothing but the message that brings it the value.
 fn a_reader_in_place_meets_no_newer_version(here: &Here<'_>) -> Checked {
     type Ends = (Sender<DBox<[u64; 300]>>, Receiver<DBox<[u64; 300]>>);
     const READER: NodeId = NodeId(2);
@@ -322,10 +324,16 @@ fn a_reader_in_place_meets_no_newer_version(here: &Here<'_>) -> Checked {
         assert!(ends.get(here)?.0.send(here, here.alloc([1; 300])?).is_ok());
         Ok::<_, ShareError>((ends, here.alloc([7u64; 300])?))
     })??;
-    let fetches = at(here, READER, (other,), |here, (other,)| {
+    let (reader, fetches, held_up) = at(here, READER, (other,), |here, (other,)| {
         assert_eq!(other.get(here), Ok(&[7; 300]));
-        here.stats().fetches
-    })?;
+        let held_up: [DBox<u64>; 1000] = std::array::from_fn(|_| here.alloc(0).expect("there is room"));
+        Ok::<_, ShareError>((std::process::id(), here.stats().fetches, held_up))
+    })??;
+    // What this node tells the reader in the background waits behind frees, the first of which the reader does not answer.
+    stop_process(reader);
+    let frees = here.stats().frees;
+    drop(held_up);
+    until(|| here.stats().frees > frees);
     let changed = at(here, DEAD, (ends.try_clone(here)?,), |here, (ends,)| -> () {
         let mut value = ends.get(here).unwrap().1.recv(here).unwrap();
         value.get_mut(here).unwrap().fill(2);
@@ -334,10 +342,15 @@ fn a_reader_in_place_meets_no_newer_version(here: &Here<'_>) -> Checked {
     });
     assert_eq!(changed, Err(LOST.into()));
     let value = ends.get(here)?.1.recv(here).expect("nobody has received it");
-    // The message itself tells the reader who is gone.
+    // It goes on when the message is on its way. If it went on earlier, it would be told in the background.
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        signal_process(reader, "-CONT");
+    });
     let read =
         at(here, READER, (value,), |here, (value,)| Ok::<_, ShareError>((*value.get(here)?, here.stats().fetches)));
     let (read, fetches_since) = read??;
+    goes_on.join().expect("it does not panic");
     assert_eq!(read, [1; 300]);
     assert_eq!(fetches_since, fetches + 1, "it comes from who keeps it since");
     Ok(())

@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[NodesTest] = &[
     ("a_lock_has_one_holder", 1, a_lock_has_one_holder),
     ("a_lock_has_one_holder_of_three_nodes", 3, a_lock_has_one_holder),
     ("what_a_lock_owns_is_handed_on", 3, what_a_lock_owns_is_handed_on),
+    ("what_is_applied_has_its_arguments_once", 3, what_is_applied_has_its_arguments_once),
     ("a_lock_is_not_waited_for_longer_than_one_likes", 2, a_lock_is_not_waited_for_longer_than_one_likes),
     ("readers_share_a_lock_and_nobody_overtakes", 2, readers_share_a_lock_and_nobody_overtakes),
     ("a_lock_is_fair", 3, a_lock_is_fair),
@@ -142,6 +143,7 @@ fn no_more_messages_are_sent_than_must_be(here: &Here<'_>) -> Checked {
         sends(here, 2 * most, || read.read(here).map(drop))?;
         sends(here, most, || number.fetch_add(here, 1))?;
         sends(here, most, || lock.with(here, 1u64, |all, more| all[0] += more))?;
+        sends(here, most, || lock.apply(here, 1u64, |all, more| all[0] += more))?;
         sends(here, most, || sender.send(here, 7)).expect("there is room");
         assert_eq!(sends(here, most, || receiver.recv(here)), Ok(7));
         sends(here, most, || shared.try_clone(here)).map(std::mem::forget)?;
@@ -222,6 +224,13 @@ fn a_lock_has_one_holder(here: &Here<'_>) -> Checked {
                             all.iter_mut().for_each(|number| *number += more);
                         });
                         added.map_err(|_| ShareError::Lost)?;
+                        continue;
+                    }
+                    if round % 7 == 1 {
+                        lock.apply(here, 1u64, |all, more| {
+                            assert!(all.iter().all(|number| *number == all[0]));
+                            all.iter_mut().for_each(|number| *number += more);
+                        })?;
                         continue;
                     }
                     let mut all = lock.lock(here)?;
@@ -416,6 +425,76 @@ fn a_lock_is_fair(here: &Here<'_>) -> Checked {
     assert!(taken.iter().all(|taken| *taken >= all / nodes / 2), "{taken:?}");
     drop(lock);
     all_is_free(here)
+}
+
+/// Arguments that own objects reach the body, or come back and go with a task, because the lock is not free.
+fn what_is_applied_has_its_arguments_once(here: &Here<'_>) -> Checked {
+    type Kept = (u64, Option<DBox<u64>>);
+    for home in here.nodes() {
+        let lock = at(here, home, (), |here, ()| DArc::new(here, DMutex::<Kept>::new(here, (0, None))?))??;
+        let tasks = at_all(
+            here,
+            || lock.try_clone(here),
+            2,
+            |here, lock| {
+                let lock = lock.get(here)?;
+                for round in 0..40u64 {
+                    let old = if round % 4 == 0 {
+                        // Whoever is refused meets this one.
+                        let mut kept = lock.lock(here)?;
+                        kept.0 += 1;
+                        kept.1.replace(here.alloc(round)?)
+                    } else {
+                        lock.apply(here, here.alloc(round)?, |kept, new| {
+                            kept.0 += 1;
+                            kept.1.replace(new)
+                        })?
+                    };
+                    assert!(old.map_or(Ok(0), |old| old.get(here).copied())? < 40);
+                }
+                Ok::<_, ShareError>(())
+            },
+        )?;
+        let count = 40 * tasks.len() as u64;
+        for task in tasks {
+            task.join(here)??;
+        }
+        let shared = lock.get(here)?;
+        assert_eq!(shared.apply(here, (), |kept, ()| kept.0)?, count);
+        // A lock that is not given back soon, and a body that panics.
+        let held = shared.lock(here)?;
+        let waits = at_all(
+            here,
+            || lock.try_clone(here),
+            1,
+            |here, lock| {
+                lock.get(here)?
+                    .apply(here, 1, |kept, more| {
+                        kept.0 += more;
+                    })
+                    .map_err(ShareError::from)
+            },
+        )?;
+        drop(held);
+        for task in waits {
+            task.join(here)??;
+        }
+        let panicked = shared.apply(here, 7u64, |kept, value| {
+            kept.0 = value;
+            assert!(value < 7, "no luck");
+        });
+        assert!(
+            matches!(&panicked, Err(JoinError::Panicked { message }) if message.contains("no luck")),
+            "{panicked:?}"
+        );
+        let held = shared.lock(here)?;
+        assert!(held.was_left() && held.0 == 7);
+        drop(held);
+        assert!(!shared.lock(here)?.was_left());
+        drop(lock);
+        all_is_free(here)?;
+    }
+    Ok(())
 }
 
 fn whoever_leaves_a_lock_is_known(here: &Here<'_>) -> Checked {
