@@ -71,7 +71,8 @@ pub(crate) struct TopArgs {
     /// pools of jobs on the page
     #[arg(long, value_name = "FILE", requires = "serve")]
     allow_changes: Option<std::path::PathBuf>,
-    /// With --serve: certificate for https:// (PEM, as `farfield cert server` makes it)
+    /// With --serve: certificate for https:// (PEM, as `farfield cert server` makes it). It and the tokens of
+    /// --read-token and --allow-changes are read again on SIGHUP
     #[arg(long, value_name = "FILE", requires_all = ["serve", "tls_key"])]
     tls_cert: Option<std::path::PathBuf>,
     /// With --tls-cert: its key

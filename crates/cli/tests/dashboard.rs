@@ -233,6 +233,54 @@ fn other_machines_read_it_over_tls_with_a_token() {
 }
 
 #[test]
+fn certificate_and_tokens_are_read_again_on_sighup() {
+    const OLD: &str = "0123456789abcdef-old";
+    const NEW: &str = "0123456789abcdef-new";
+    let folder = Folder::new("exchanged");
+    let at = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    for authority in ["old", "new"] {
+        for words in [&["init"][..], &["server", "127.0.0.1"]] {
+            let made = farfield().args(["cert", words[0], &at(authority)]).args(&words[1..]).output().unwrap();
+            assert!(made.status.success(), "{}", text(&made));
+        }
+    }
+    let install = |authority: &str| {
+        for kind in ["pem", "key"] {
+            std::fs::copy(at(&format!("{authority}/127.0.0.1.{kind}")), at(kind)).unwrap();
+        }
+    };
+    install("old");
+    let readers = private(&folder, "readers", OLD);
+    let mut command = farfield();
+    command.args(["top", "--serve", "127.0.0.1:0", "--tls-cert", &at("pem"), "--tls-key", &at("key")]);
+    let mut running = Running::start(command.args(["--read-token", &readers]).stderr(Stdio::piped()));
+    let mut said = BufReader::new(running.child.stderr.take().unwrap()).lines();
+    let url = running.line();
+    // Each question has a connection of its own: those that are open keep their certificate.
+    let status = |authority: &str, token| {
+        let client = ApiClient::new(&url, Some(at(&format!("{authority}/ca.pem")).as_ref())).unwrap();
+        client.get("/", Some(token), DEADLINE, 1 << 20).map(|answer| answer.status.as_u16()).ok()
+    };
+    assert_eq!([status("old", OLD), status("old", NEW), status("new", OLD)], [Some(200), Some(401), None]);
+    let mut after_sighup = |expected: &str| {
+        running.signal(libc::SIGHUP);
+        let line = said.next().unwrap().unwrap();
+        assert!(line.contains(expected), "{line}");
+    };
+    // A key that is not the certificate's, and a token that is too short, change nothing.
+    std::fs::copy(at("new/127.0.0.1.key"), at("key")).unwrap();
+    after_sighup("key");
+    install("old");
+    private(&folder, "readers", "short");
+    after_sighup("openssl rand");
+    assert_eq!(status("old", OLD), Some(200));
+    install("new");
+    private(&folder, "readers", NEW);
+    after_sighup("read again");
+    assert_eq!([status("new", NEW), status("new", OLD), status("old", NEW)], [Some(200), Some(401), None]);
+}
+
+#[test]
 fn a_dashboard_shows_the_jobs_of_another_one_and_that_it_is_gone() {
     let folder = Folder::new("joined");
     let job = job(&folder);

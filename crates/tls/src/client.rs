@@ -10,6 +10,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, OtherError, SignatureScheme};
 use std::io::Read;
 use std::path::PathBuf;
@@ -91,26 +92,55 @@ pub struct Connector {
 impl Connector {
     /// Reads the files. `name` is the name, or the numeric address, that the server's certificate must have.
     pub fn new(name: &str, files: &ClientFiles) -> Result<Connector, CertificateFileError> {
+        ConnectorTemplate::new().connector(name, files)
+    }
+}
+
+/// Settings of rustls without any file, from which connectors are made.
+///
+/// To make a template takes thread-local storage: rustls makes a cache of sessions with a hash map, which is thrown
+/// away at once. To make a connector of it takes none, so that handlers inside programs can do so.
+#[derive(Clone, Debug)]
+pub struct ConnectorTemplate(ClientConfig);
+
+impl Default for ConnectorTemplate {
+    fn default() -> Self {
+        ConnectorTemplate::new()
+    }
+}
+
+impl ConnectorTemplate {
+    /// Creates a template, which trusts no server.
+    pub fn new() -> ConnectorTemplate {
         let provider = provider();
+        let verifier = ServerVerifier { authority: None, pin: None, provider: provider.clone() };
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap_or_else(|_| unreachable!("ring has suites for TLS 1.3"))
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.resumption = Resumption::disabled();
+        ConnectorTemplate(config)
+    }
+
+    /// Reads the files, as [`Connector::new`] does. Uses no thread-local storage.
+    pub fn connector(&self, name: &str, files: &ClientFiles) -> Result<Connector, CertificateFileError> {
+        let mut config = self.0.clone();
+        let provider = config.crypto_provider().clone();
         let roots = files.ca.as_ref().map(|path| {
             let roots = Arc::new(pem::authorities(path)?);
             let built = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
             built.map_err(|error| CertificateFileError::Authority { path: path.clone(), why: error.to_string() })
         });
-        let verifier = ServerVerifier { authority: roots.transpose()?, pin: files.pin, provider: provider.clone() };
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap_or_else(|_| unreachable!("ring has suites for TLS 1.3"))
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier));
-        let mut config = match (&files.certificate, &files.key) {
-            (Some(certificate), Some(key)) => builder
-                .with_client_auth_cert(pem::certificates(certificate)?, pem::private_key(key)?)
-                .map_err(|error| pair_error(certificate, key, &error))?,
-            _ => builder.with_no_client_auth(),
-        };
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        config.resumption = Resumption::disabled();
+        if let (Some(certificate), Some(key)) = (&files.certificate, &files.key) {
+            let pair = CertifiedKey::from_der(pem::certificates(certificate)?, pem::private_key(key)?, &provider);
+            let pair = pair.map_err(|error| pair_error(certificate, key, &error))?;
+            config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(pair));
+        }
+        let verifier = ServerVerifier { authority: roots.transpose()?, pin: files.pin, provider };
+        config.dangerous().set_certificate_verifier(Arc::new(verifier));
         let name =
             ServerName::try_from(name.to_owned()).map_err(|_| CertificateFileError::Name { name: name.to_owned() })?;
         Ok(Connector { config: Arc::new(config), name })

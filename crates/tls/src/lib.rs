@@ -20,7 +20,7 @@ mod record;
 mod server;
 mod socket;
 
-pub use client::{ClientFiles, Connector, KeyPin, SessionHandshake};
+pub use client::{ClientFiles, Connector, ConnectorTemplate, KeyPin, SessionHandshake};
 pub use error::{CertificateFileError, EncryptionError};
 pub use keys::{ConnectionKeys, EncryptionSecret};
 pub use lane::LaneHandshake;

@@ -4,11 +4,9 @@ use crate::connection::HttpConnection;
 use crate::stream::HttpStream;
 use crate::{TlsIdentity, WebRequest, WebResponse};
 use farfield_os::net;
-use rustls::ServerConfig;
 use std::io::{ErrorKind, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -96,13 +94,13 @@ pub fn serve_tls(
     is_over: impl Fn() -> bool + Sync,
     answer: impl Fn(&WebRequest) -> WebResponse + Sync,
 ) -> std::io::Result<()> {
-    serve_as(listener, limits, Some(&identity.0), is_over, answer)
+    serve_as(listener, limits, Some(identity), is_over, answer)
 }
 
 fn serve_as(
     listener: &TcpListener,
     limits: &HttpLimits,
-    tls: Option<&Arc<ServerConfig>>,
+    tls: Option<&TlsIdentity>,
     is_over: impl Fn() -> bool + Sync,
     answer: impl Fn(&WebRequest) -> WebResponse + Sync,
 ) -> std::io::Result<()> {
@@ -124,7 +122,7 @@ fn serve_as(
                     };
                     let serve = move || {
                         let _place = place;
-                        let served = HttpStream::new(stream, tls)
+                        let served = HttpStream::new(stream, tls.map(TlsIdentity::config))
                             .map_err(std::io::Error::other)
                             .and_then(|stream| HttpConnection::new(stream, limits).serve(streams, is_over, answer));
                         if let Err(error) = served {

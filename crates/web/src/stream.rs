@@ -47,12 +47,12 @@ pub(crate) enum HttpStream {
 
 impl HttpStream {
     /// Makes the stream of a connection that was accepted. No byte is moved yet.
-    pub(crate) fn new(socket: TcpStream, tls: Option<&Arc<ServerConfig>>) -> Result<HttpStream, rustls::Error> {
+    pub(crate) fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Result<HttpStream, rustls::Error> {
         let socket = TimedSocket { socket, deadline: Instant::now() };
         Ok(match tls {
             None => HttpStream::Plain(socket),
             Some(config) => {
-                let connection = ServerConnection::new(config.clone())?;
+                let connection = ServerConnection::new(config)?;
                 HttpStream::Tls(Box::new(StreamOwned::new(connection, socket)))
             }
         })

@@ -4,7 +4,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, crypto};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Reason why a file of certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -30,22 +30,42 @@ pub enum TlsFileError {
 }
 
 /// Certificate and private key of a server.
-#[derive(Clone, Debug)]
-pub struct TlsIdentity(pub(crate) Arc<ServerConfig>);
+#[derive(Debug)]
+pub struct TlsIdentity {
+    certificate: PathBuf,
+    key: PathBuf,
+    config: RwLock<Arc<ServerConfig>>,
+}
 
 impl TlsIdentity {
     /// Reads two PEM files: the certificate, with those that lead to its authority, and the key.
     pub fn read(certificate: &Path, key: &Path) -> Result<TlsIdentity, TlsFileError> {
-        let chain = certificates(certificate)?;
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| file_error(key, error))?;
-        let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap_or_else(|_| unreachable!("ring has suites for TLS 1.3"))
-            .with_no_client_auth()
-            .with_single_cert(chain, private);
-        let pair = |error| TlsFileError::Pair { certificate: certificate.into(), key: key.into(), error };
-        Ok(TlsIdentity(Arc::new(config.map_err(pair)?)))
+        let config = RwLock::new(server_config(certificate, key)?);
+        Ok(TlsIdentity { certificate: certificate.to_owned(), key: key.to_owned(), config })
     }
+
+    /// Reads the files again, for connections that come from now on. If they cannot be used, nothing changes.
+    pub fn reload(&self) -> Result<(), TlsFileError> {
+        let config = server_config(&self.certificate, &self.key)?;
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(())
+    }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {
+    let chain = certificates(certificate)?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| file_error(key, error))?;
+    let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap_or_else(|_| unreachable!("ring has suites for TLS 1.3"))
+        .with_no_client_auth()
+        .with_single_cert(chain, private);
+    let pair = |error| TlsFileError::Pair { certificate: certificate.into(), key: key.into(), error };
+    Ok(Arc::new(config.map_err(pair)?))
 }
 
 /// Reads the certificates of a PEM file, of which there is at least one.

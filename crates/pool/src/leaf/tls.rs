@@ -5,7 +5,7 @@
 use crate::leaf::connection::ServerAddress;
 use crate::url::leaf_urls;
 use farfield_os::sync::Mutex;
-use farfield_tls::{ClientFiles, Connector};
+use farfield_tls::{ClientFiles, Connector, ConnectorTemplate};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -72,37 +72,46 @@ impl TlsUrl {
         Ok(self.to_string())
     }
 
-    /// Reads the files, and returns how to reach the server.
+    /// Returns how to reach the server. Reads the files, unless this process has read them.
     pub(crate) fn open(&self) -> Result<ServerAddress, String> {
-        if let Some(prepared) = &*PREPARED.lock() {
-            let found = prepared.iter().find(|(url, _)| url == self).map(|(_, address)| address.clone());
-            return found.unwrap_or_else(|| Err(LATE.to_owned()));
+        let template = match &*PREPARED.lock() {
+            None => ConnectorTemplate::new(),
+            Some(prepared) => match prepared.servers.iter().find(|(url, _)| url == self) {
+                Some((_, address)) => return Ok(address.clone()),
+                None => prepared.template.clone(),
+            },
+        };
+        let address = self.read(&template)?;
+        if let Some(prepared) = &mut *PREPARED.lock() {
+            prepared.servers.push((self.clone(), address.clone()));
         }
-        self.read()
+        Ok(address)
     }
 
-    fn read(&self) -> Result<ServerAddress, String> {
+    fn read(&self, template: &ConnectorTemplate) -> Result<ServerAddress, String> {
         let address = self.address()?;
         let numeric = address.ip().to_string();
-        let connector = Connector::new(self.name.as_deref().unwrap_or(&numeric), &self.files);
+        let connector = template.connector(self.name.as_deref().unwrap_or(&numeric), &self.files);
         Ok(ServerAddress::Tls(address, connector.map_err(|error| error.to_string())?))
     }
 }
 
-/// Servers with TLS that this process can reach; `None` if it can reach any.
-type PreparedServers = Vec<(TlsUrl, Result<ServerAddress, String>)>;
+/// Template and files of a process that must be able to reach servers with TLS without thread-local storage.
+struct PreparedServers {
+    template: ConnectorTemplate,
+    servers: Vec<(TlsUrl, ServerAddress)>,
+}
+
 static PREPARED: Mutex<Option<PreparedServers>> = Mutex::new(None);
 
-/// Reason why an unprepared server cannot be reached.
-const LATE: &str = "a program that runs cannot begin to use tls://: start it with this URL, or with --auto and a --far \
-                    for each pool that it may move to";
-
-/// Reads the files of the servers with TLS in these URLs now. Afterwards this process can reach no other servers with
-/// TLS, for reading files needs thread-local storage, which handlers inside programs do not have.
+/// Reads the files of the servers with TLS in these URLs, as far as they can be read now: later the process may have
+/// another root directory, or another user. From now on this process needs no thread-local storage to reach a server
+/// with TLS, which handlers inside programs do not have. It reads the files of other servers when it opens them.
 pub fn prepare_tls<'a>(urls: impl Iterator<Item = &'a str>) {
+    let template = ConnectorTemplate::new();
     let parsed = urls.flat_map(leaf_urls).filter_map(|leaf| TlsUrl::parse(leaf.strip_prefix("tls:")?).ok());
-    let read = parsed.map(|url| (url.clone(), url.read())).collect();
-    *PREPARED.lock() = Some(read);
+    let servers = parsed.filter_map(|url| url.read(&template).ok().map(|address| (url, address))).collect();
+    *PREPARED.lock() = Some(PreparedServers { template, servers });
 }
 
 /// Returns the numeric address of a server with TLS, and how to begin a session there. Reads the files that the URL
@@ -161,6 +170,16 @@ mod tests {
         assert!(url.address().is_err());
         let resolved = url.resolved("10.0.0.7:7400".parse().unwrap()).unwrap();
         assert_eq!(resolved, format!("tls://10.0.0.7:7400?name=big&ca={}/ca.pem", here.display()));
+    }
+
+    #[test]
+    fn a_prepared_process_reaches_servers_that_nobody_has_named_before() {
+        let pinned = TlsUrl::parse(&format!("//127.0.0.1:1?pin={}", "5a".repeat(32))).unwrap();
+        let absent = TlsUrl::parse("//127.0.0.1:1?ca=/no/such/authority").unwrap();
+        prepare_tls([absent.to_string().as_str()].into_iter());
+        assert!(pinned.open().is_ok() && pinned.open().is_ok());
+        let error = absent.open().unwrap_err();
+        assert!(error.contains("cannot read /no/such/authority"), "{error}");
     }
 
     #[test]

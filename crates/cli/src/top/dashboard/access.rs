@@ -4,8 +4,8 @@ use super::lock;
 use anyhow::{Context, ensure};
 use farfield_core::wire::Hello;
 use farfield_server::same_bytes;
-use std::path::Path;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Least bytes of a token: 16 random ones cannot be guessed.
@@ -16,33 +16,47 @@ const AFTER_GUESS: Duration = Duration::from_secs(1);
 
 /// Token that people enter in a browser, and guesses at it.
 pub(super) struct TokenGuard {
-    token: Vec<u8>,
+    option: &'static str,
+    file: PathBuf,
+    token: RwLock<Vec<u8>>,
     guesses: Mutex<()>,
 }
 
 impl TokenGuard {
     /// Reads the token that an option names. Fails if others could read or guess it.
-    pub(super) fn open(option: &str, file: &Path) -> anyhow::Result<TokenGuard> {
-        use std::os::unix::fs::PermissionsExt;
-        let name = format!("{option} {}", file.display());
-        let mode = std::fs::metadata(file).with_context(|| name.clone())?.permissions().mode();
-        ensure!(mode & 0o077 == 0, "{name}: others can read it; run `chmod 600 {}`", file.display());
-        let token = crate::token::read_file(file).with_context(|| name.clone())?;
-        ensure!(
-            (TOKEN_BYTES_MIN..=Hello::TOKEN_BYTES_MAX).contains(&token.len()),
-            "{name}: a token has {TOKEN_BYTES_MIN} to {} characters; `openssl rand -hex 16` makes one",
-            Hello::TOKEN_BYTES_MAX
-        );
-        Ok(TokenGuard { token, guesses: Mutex::default() })
+    pub(super) fn open(option: &'static str, file: &Path) -> anyhow::Result<TokenGuard> {
+        let token = RwLock::new(read_token(option, file)?);
+        Ok(TokenGuard { option, file: file.to_owned(), token, guesses: Mutex::default() })
+    }
+
+    /// Reads the token again. If the file cannot be used, the token stays.
+    pub(super) fn reload(&self) -> anyhow::Result<()> {
+        let token = read_token(self.option, &self.file)?;
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = token;
+        Ok(())
     }
 
     /// Checks a token in constant time. Blocks for a second or more if it is wrong.
     pub(super) fn admits(&self, shown: &[u8]) -> bool {
-        let is_right = same_bytes(&self.token, shown);
+        let is_right = same_bytes(&self.token.read().unwrap_or_else(PoisonError::into_inner), shown);
         if !is_right {
             let _one_at_a_time = lock(&self.guesses);
             std::thread::sleep(AFTER_GUESS);
         }
         is_right
     }
+}
+
+fn read_token(option: &str, file: &Path) -> anyhow::Result<Vec<u8>> {
+    use std::os::unix::fs::PermissionsExt;
+    let name = format!("{option} {}", file.display());
+    let mode = std::fs::metadata(file).with_context(|| name.clone())?.permissions().mode();
+    ensure!(mode & 0o077 == 0, "{name}: others can read it; run `chmod 600 {}`", file.display());
+    let token = crate::token::read_file(file).with_context(|| name.clone())?;
+    ensure!(
+        (TOKEN_BYTES_MIN..=Hello::TOKEN_BYTES_MAX).contains(&token.len()),
+        "{name}: a token has {TOKEN_BYTES_MIN} to {} characters; `openssl rand -hex 16` makes one",
+        Hello::TOKEN_BYTES_MAX
+    );
+    Ok(token)
 }

@@ -32,6 +32,11 @@ impl ChangeGate {
         Ok(ChangeGate { guard: TokenGuard::open("--allow-changes", file)?, server_token })
     }
 
+    /// Reads the token again. If the file cannot be used, the token stays.
+    pub(super) fn reload(&self) -> anyhow::Result<()> {
+        self.guard.reload()
+    }
+
     /// Makes a change, if the request has the token. Blocks until the runner of the job has answered.
     pub(super) fn answer(&self, path: &str, request: &WebRequest) -> WebResponse {
         let shown = request.headers().get("authorization").map(|value| value.as_bytes()).unwrap_or_default();

@@ -20,6 +20,7 @@ use crate::metrics::MetricSource;
 use access::TokenGuard;
 use anyhow::{Context, bail, ensure};
 use changes::ChangeGate;
+use farfield_os::{serving, signals};
 use farfield_web::{
     EventChannel, HttpLimits, Method, StatusCode, TlsIdentity, WebRequest, WebResponse, WebScheme, bytes, events,
     metrics, refuse_stranger, shown_token, text, unauthorized,
@@ -41,6 +42,8 @@ const LOOK: StepInterval = StepInterval { least: Duration::from_secs(1), share: 
 const LOOK_ALONE: Duration = history::EVERY;
 /// Time for which somebody who has asked for JSON counts as looking.
 const INTEREST: Duration = Duration::from_secs(10);
+/// Time after which a wait for a signal begins anew.
+const SIGNAL_WAIT: Duration = Duration::from_secs(3600);
 
 /// Everything that the threads of a dashboard share.
 struct Dashboard {
@@ -52,7 +55,8 @@ struct Dashboard {
     asked: Mutex<Option<Instant>>,
     metrics: MetricSource,
     changes: Option<ChangeGate>,
-    scheme: WebScheme,
+    /// Certificate, if the page is encrypted.
+    identity: Option<TlsIdentity>,
     /// Token of those who may read; `None` if everybody who reaches it may.
     readers: Option<TokenGuard>,
 }
@@ -80,10 +84,7 @@ pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyh
     let joined = joined.collect::<anyhow::Result<Vec<_>>>()?;
     let local = LocalMachine::new(&args.targets, token)?;
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
-    let (scheme, name) = match identity {
-        Some(_) => (WebScheme::Https, "https"),
-        None => (WebScheme::Http, "http"),
-    };
+    let name = if identity.is_some() { "https" } else { "http" };
     let url = format!("{name}://{}/", listener.local_addr()?);
 
     let machines = std::iter::once("here").chain(args.join.iter().map(String::as_str));
@@ -94,9 +95,14 @@ pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyh
         asked: Mutex::default(),
         metrics: MetricSource::new("farfield", Box::new(ScrapeCollector)),
         changes,
-        scheme,
+        identity,
         readers,
     };
+    let has_files = dashboard.identity.is_some() || dashboard.readers.is_some() || dashboard.changes.is_some();
+    if has_files {
+        // Done before there are threads, so that one of them takes all of these signals.
+        signals::set_mask(signals::bit(libc::SIGHUP));
+    }
     let mut out = std::io::stdout();
     writeln!(out, "{url}").and_then(|()| out.flush())?;
     let (dashboard, local) = (Arc::new(dashboard), Arc::new(local));
@@ -110,10 +116,14 @@ pub(super) fn serve(address: SocketAddr, args: &TopArgs, token: Vec<u8>) -> anyh
     }
     let looking = dashboard.clone();
     std::thread::spawn(move || looking.look(&local));
+    if has_files {
+        let reading = dashboard.clone();
+        std::thread::spawn(move || reading.reload_on_signals());
+    }
     // Ends with an error only; the threads above end with the process.
     let (limits, answer) = (HttpLimits::default(), |request: &WebRequest| dashboard.answer(request));
-    match identity {
-        Some(identity) => farfield_web::serve_tls(&listener, &limits, &identity, || false, answer)?,
+    match &dashboard.identity {
+        Some(identity) => farfield_web::serve_tls(&listener, &limits, identity, || false, answer)?,
         None => farfield_web::serve(&listener, &limits, || false, answer)?,
     }
     Ok(())
@@ -148,13 +158,33 @@ impl Dashboard {
         }
     }
 
+    /// Reads certificate and tokens again on each SIGHUP. What cannot be used stays as it is.
+    fn reload_on_signals(&self) {
+        loop {
+            if !matches!(serving::wait_for_signal(signals::bit(libc::SIGHUP), SIGNAL_WAIT), Ok(Some(_))) {
+                continue;
+            }
+            let certificate = self.identity.as_ref().map_or(Ok(()), TlsIdentity::reload).map_err(anyhow::Error::from);
+            let readers = self.readers.as_ref().map_or(Ok(()), TokenGuard::reload);
+            let changes = self.changes.as_ref().map_or(Ok(()), ChangeGate::reload);
+            let failures: Vec<_> = [certificate, readers, changes].into_iter().filter_map(Result::err).collect();
+            for error in &failures {
+                crate::say(&format!("nothing changes by this file, which cannot be used: {error:#}"));
+            }
+            if failures.is_empty() {
+                crate::say("certificate and tokens were read again");
+            }
+        }
+    }
+
     /// Tells whether somebody looks at the page, or has just asked.
     fn has_readers(&self) -> bool {
         self.channel.readers() > 0 || lock(&self.asked).is_some_and(|asked| asked.elapsed() < INTEREST)
     }
 
     fn answer(&self, request: &WebRequest) -> WebResponse {
-        if let Some(refusal) = refuse_stranger(request, self.scheme) {
+        let scheme = if self.identity.is_some() { WebScheme::Https } else { WebScheme::Http };
+        if let Some(refusal) = refuse_stranger(request, scheme) {
             return refusal;
         }
         match (request.method(), request.uri().path()) {
