@@ -43,6 +43,8 @@ pub(crate) enum Contender {
     Heap(Far, &'static str),
     /// The same on the page plane, and it does what it can where its data is.
     HeapOffload(Far),
+    /// The same, but by functions of the program's own, which its server has.
+    HeapOwn(Far),
     /// The same on the page plane, and two servers share its far pages: in groups as large as regions of a collected heap, or
     /// in smaller ones.
     HeapStripe(Far, Group),
@@ -182,6 +184,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-tcp" => Contender::Heap(Far::Tcp, "page"),
         "heap-offload" => Contender::HeapOffload(Far::Private),
         "heap-offload-tcp" => Contender::HeapOffload(Far::Tcp),
+        "heap-own" => Contender::HeapOwn(Far::Private),
+        "heap-own-tcp" => Contender::HeapOwn(Far::Tcp),
         "heap-objects" => Contender::Heap(Far::Private, "object"),
         "heap-objects-tcp" => Contender::Heap(Far::Tcp, "object"),
         "heap-late" => Contender::Heap(Far::LateTcp, "page"),
@@ -285,7 +289,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "fio" => Contender::Fio,
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-enabled, farfield-foretold, farfield-tried, \
-             farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, \
+             farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, heap-own, heap-own-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
@@ -315,6 +319,7 @@ impl Contender {
             Contender::HeapPython(far) => questions::in_python(far, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
+            Contender::HeapOwn(far) => heap_with_functions(far, job),
             Contender::HeapStripe(far, group) => striped(far, group, job),
             Contender::Collector(name) => collected(name, job),
             Contender::HeapSwitch(far) => switching::heap(far, job),
@@ -462,6 +467,14 @@ pub(crate) fn heap(far: Far, plane: &str, more: &[&str], job: &Job<'_>) -> Resul
     if let Some(server) = server {
         sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     }
+    Ok(sample)
+}
+
+/// The program with its data in a far heap at a server that has functions of the program's own.
+fn heap_with_functions(far: Far, job: &Job<'_>) -> Result<Sample> {
+    let server = Server::with_workloads(job, &address(far, "server", job))?;
+    let mut sample = heap_on(&server.url, "page", &["--offload", "own"], job)?;
+    sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     Ok(sample)
 }
 

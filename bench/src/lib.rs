@@ -22,9 +22,11 @@ mod limits;
 pub mod line;
 mod link;
 pub mod machine;
+pub mod measures;
 mod overuse;
 mod places;
 mod plot;
+pub mod press;
 mod questions;
 mod real_cluster;
 pub mod redis_slots;
@@ -43,6 +45,9 @@ pub mod workload;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use experiment::Experiment;
+use farfield::AtServer;
+use farfield_bench_functions::with_workloads;
+use farfield_wic::Registry;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -193,6 +198,12 @@ fn list() -> Result<i32> {
         say(&format!("{:<20} {}\n{:<20} {points} points, {contenders}\n", experiment.name, experiment.about, ""));
     }
     Ok(0)
+}
+
+/// Adds the functions of all workloads to those of a server.
+pub fn with_functions(functions: Registry) -> Registry {
+    let table = measures::with_measures(with_workloads(functions));
+    table.with::<AtServer<press::PressElement>>()
 }
 
 /// Prints, and does not mind if nobody reads: the results are in a file.

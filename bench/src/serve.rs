@@ -3,7 +3,6 @@
 
 use anyhow::Result;
 use clap::Args;
-use farfield_bench_functions::with_workloads;
 use farfield_os::{serving, signals};
 use farfield_server::{Config, ListenUrl, Server};
 use farfield_wic::Registry;
@@ -37,7 +36,7 @@ pub(crate) fn run(args: Serve) -> Result<()> {
     let server = Server::start(Config {
         listen: vec![args.listen],
         capacity_bytes: Some(args.capacity),
-        functions: with_workloads(Registry::standard()),
+        functions: crate::with_functions(Registry::standard()),
         ..Config::default()
     })?;
     let mut out = std::io::stdout().lock();

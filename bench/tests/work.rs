@@ -1,7 +1,7 @@
 //! The workload programs of the far heap, small: whatever keeps the data, the result is the same. Danger: an experiment that measures a
 //! mistake, and is not looked at before it has run for an hour.
 
-use farfield_bench_functions::with_workloads;
+use farfield_bench::with_functions;
 use farfield_server::{Config, Server};
 use farfield_wic::Registry;
 use std::ffi::OsStr;
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the functions of a server of experiments.
 fn functions() -> Registry {
-    with_workloads(Registry::standard())
+    with_functions(Registry::standard())
 }
 
 /// Starts a server of experiments.
@@ -159,6 +159,23 @@ fn walks() {
 fn maps() {
     check("hash", "get", 16, &["--data-mib", "32", "--ops", "10000", "--object-bytes", "512", "--zipf-percent", "80"]);
     check("web", "request", 4, &["--data-mib", "8", "--ops", "300", "--zipf-percent", "85", "--once", "1"]);
+}
+
+/// A program whose own functions run where its data is does what others do.
+#[test]
+fn functions_of_the_programs_own() {
+    let server = local_server("own");
+    let pool = server.endpoints()[0].to_string();
+    for (words, near_mib) in [
+        (&["trips", "--data-mib", "9"][..], 2),
+        (&["trips", "--data-mib", "1"], 2),
+        (&["web", "--data-mib", "8", "--ops", "300", "--zipf-percent", "85", "--threads", "3"], 4),
+        (&["web", "--data-mib", "8", "--ops", "300", "--zipf-percent", "85"], 4),
+    ] {
+        let near = (near_mib << 20).to_string();
+        let own = ["--offload", "own", "--pool", &pool, "--near", &near];
+        assert_eq!(work(words), work(&[words, &own].concat()), "{words:?}");
+    }
 }
 
 #[test]

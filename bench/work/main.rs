@@ -10,6 +10,7 @@ mod count;
 mod course;
 mod decide;
 mod deref;
+mod device;
 mod entry;
 mod frame;
 mod gc_bench;
@@ -192,7 +193,7 @@ struct Options {
     /// Where `trips` leaves its columns and answers for others, `questions` its table, and `graph-store` its edges.
     #[arg(long)]
     columns: Option<std::path::PathBuf>,
-    /// What `trips` does where its columns are.
+    /// What `trips` does where its columns are, and `web` where its array is.
     #[arg(long, value_enum, default_value_t = OffloadName::None)]
     offload: OffloadName,
     /// The way in which collections look at far objects.
@@ -368,6 +369,8 @@ enum OffloadName {
     Shuffle,
     Aggregate,
     All,
+    /// By functions of the program's own.
+    Own,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -4,6 +4,7 @@
 //! Trips are made up, as in [`frame`](crate::frame), or with `real = 1` those of a file ([`real`]). Money and miles are whole cents and hundredths, so
 //! that sums are exact in any order.
 
+use crate::device::Device;
 use crate::frame::trip;
 use crate::measure::Outcome;
 use crate::random::mix;
@@ -12,7 +13,7 @@ use crate::shuffle::Order;
 use crate::{OffloadName, Options, figures_since};
 use anyhow::{Context, Result, ensure};
 use core::ops::Bound::{Excluded, Unbounded};
-use farfield::{FarVec, Heap, Where};
+use farfield::{FarVec, Formula, Heap, Where};
 use farfield_os::process::now_ns;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -42,17 +43,36 @@ const RUN: usize = 512;
 const DEAR: f64 = 6000.0;
 
 /// Number, sum, smallest and largest.
-type Totals = [f64; 4];
+pub(crate) type Totals = [f64; 4];
 
 /// Where columns are kept, and what can be done with them.
-trait Place {
-    type Numbers: Default;
+pub(crate) trait Place {
+    type Numbers;
     type Order;
 
+    /// Makes a column without rows.
+    fn column(&self) -> Result<Self::Numbers>;
     fn push(&self, column: &mut Self::Numbers, values: &[f64]) -> Result<()>;
     fn order(&self, indices: &mut dyn Iterator<Item = u64>) -> Result<Self::Order>;
     /// Shows columns side by side.
     fn walk(&self, columns: [&Self::Numbers; 2], visit: &mut dyn FnMut(&[f64], &[f64])) -> Result<()>;
+    /// Computes how much larger the numbers of one column are than those of the other.
+    fn difference(&self, [one, other]: [&Self::Numbers; 2]) -> Result<Self::Numbers> {
+        let mut differences = self.column()?;
+        // Not all at once: there are as many as rows.
+        let mut batch = Vec::with_capacity(RUN);
+        let mut result = Ok(());
+        self.walk([one, other], &mut |one, other| {
+            batch.extend(one.iter().zip(other).map(|(one, other)| one - other));
+            if batch.len() >= RUN && result.is_ok() {
+                result = self.push(&mut differences, &batch);
+                batch.clear();
+            }
+        })?;
+        result?;
+        self.push(&mut differences, &batch)?;
+        Ok(differences)
+    }
     fn copy(&self, column: &Self::Numbers) -> Result<Self::Numbers>;
     fn take(&self, column: &Self::Numbers, order: &Self::Order) -> Result<Self::Numbers>;
     fn totals(&self, column: &Self::Numbers) -> Result<Totals>;
@@ -68,18 +88,22 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     match options.heap(0)? {
         None => work(options, rows, &Near),
         Some(heap) => {
-            let at = |names: [OffloadName; 2]| match names.contains(&options.offload) {
+            let at = |names: &[OffloadName]| match names.contains(&options.offload) {
                 true => Where::Auto,
                 false => Where::Client,
             };
             let far = Far {
                 heap: &heap,
-                copy: at([OffloadName::Copy, OffloadName::All]),
-                take: at([OffloadName::Shuffle, OffloadName::All]),
-                ask: at([OffloadName::Aggregate, OffloadName::All]),
+                copy: at(&[OffloadName::Copy, OffloadName::All, OffloadName::Own]),
+                take: at(&[OffloadName::Shuffle, OffloadName::All, OffloadName::Own]),
+                ask: at(&[OffloadName::Aggregate, OffloadName::All]),
+                compute: at(&[OffloadName::All, OffloadName::Own]),
             };
             let before = heap.stats();
-            let mut outcome = work(options, rows, &far)?;
+            let mut outcome = match options.offload {
+                OffloadName::Own => work(options, rows, &Device::new(far))?,
+                _ => work(options, rows, &far)?,
+            };
             figures_since(&mut outcome, &before, &heap.stats(), rows as u64, 0);
             Ok(outcome)
         }
@@ -88,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 
 fn work<P: Place>(options: &Options, rows: usize, place: &P) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let mut columns: Vec<P::Numbers> = (0..FILLED).map(|_| P::Numbers::default()).collect();
+    let mut columns = (0..FILLED).map(|_| place.column()).collect::<Result<Vec<_>>>()?;
     let order = Order::new(rows, options.seed);
     let sum = outcome.phase("fill", rows as u64, || fill(options, rows, place, &mut columns))?;
     if let Some(folder) = &options.columns {
@@ -201,23 +225,8 @@ fn ask<P: Place>(
 ) -> Result<(Vec<f64>, Vec<P::Numbers>)> {
     let mut answers = Vec::new();
     let mut made = Vec::new();
-    clock.time(3, || -> Result<()> {
-        let mut seconds = P::Numbers::default();
-        // Not all at once: there are as many as rows.
-        let mut batch = Vec::with_capacity(RUN);
-        let mut result = Ok(());
-        place.walk([&columns[START], &columns[END]], &mut |start, end| {
-            batch.extend(start.iter().zip(end).map(|(start, end)| end - start));
-            if batch.len() >= RUN && result.is_ok() {
-                result = place.push(&mut seconds, &batch);
-                batch.clear();
-            }
-        })?;
-        result?;
-        place.push(&mut seconds, &batch)?;
-        columns.push(seconds);
-        Ok(())
-    })?;
+    let seconds = clock.time(3, || place.difference([&columns[END], &columns[START]]))?;
+    columns.push(seconds);
     for column in COPIED {
         made.push(clock.time(0, || place.copy(&columns[column]))?);
     }
@@ -258,6 +267,10 @@ fn totals_of(values: impl Iterator<Item = f64>) -> Totals {
 impl Place for Near {
     type Numbers = Vec<f64>;
     type Order = Vec<u64>;
+
+    fn column(&self) -> Result<Vec<f64>> {
+        Ok(Vec::new())
+    }
 
     fn push(&self, column: &mut Vec<f64>, values: &[f64]) -> Result<()> {
         column.extend_from_slice(values);
@@ -312,11 +325,12 @@ impl Place for Near {
 }
 
 /// In a far heap, and what is done where.
-struct Far<'a> {
-    heap: &'a Heap,
+pub(crate) struct Far<'a> {
+    pub(crate) heap: &'a Heap,
     copy: Where,
     take: Where,
     ask: Where,
+    compute: Where,
 }
 
 fn totals_from(part: &farfield::Part<f64>) -> Totals {
@@ -326,6 +340,10 @@ fn totals_from(part: &farfield::Part<f64>) -> Totals {
 impl Place for Far<'_> {
     type Numbers = FarVec<f64>;
     type Order = FarVec<u64>;
+
+    fn column(&self) -> Result<FarVec<f64>> {
+        Ok(FarVec::new())
+    }
 
     fn push(&self, column: &mut FarVec<f64>, values: &[f64]) -> Result<()> {
         Ok(column.extend_from_slice(&self.heap.enter(), values)?)
@@ -352,6 +370,10 @@ impl Place for Far<'_> {
             visit(ones, other.chunks_in(&scope, rows).next().unwrap_or(Ok(&[]))?);
         }
         Ok(())
+    }
+
+    fn difference(&self, [one, other]: [&FarVec<f64>; 2]) -> Result<FarVec<f64>> {
+        Ok(self.heap.compute(Formula::of(one) - other).at(self.compute).run()?)
     }
 
     fn copy(&self, column: &FarVec<f64>) -> Result<FarVec<f64>> {

@@ -3,14 +3,18 @@
 //! The table is that of the group-by benchmark of h2oai, `G1` with 100 groups: `id1`, `id2`, `id4` and `id5` have as many
 //! values as there are groups, `id3` and `id6` one for each hundred rows. A task for each chunk works beside it. What it gives
 //! to others, to be grouped or sorted, it leaves in as many parts as there are tasks that take them.
+//!
+//! A task at each node starts those of its chunks or parts and gathers what they return, so what is done one after the other
+//! does not grow with the number of chunks.
 
 mod kernels;
 
-use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, Owner, ShareError, scope};
-use super::{Nodes, all, count_since, counts, in_threads, node_of, store};
+use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, NodeId, Owner, ShareError, scope};
+use super::{Nodes, all, count_since, counts, in_threads, part, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
-use kernels::{Answers, Cell, GROUPS, GroupRow, PARTS, Pivots, RowView, Rows, SAMPLES, TableForm};
+use kernels::{Answers, Cell, GROUPS, GroupRow, GroupSums, PARTS, Pivots, RowView, Rows, TableForm};
+use std::ops::Range;
 use std::sync::Mutex;
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
@@ -66,12 +70,15 @@ fn ask_plain(table: &PlainTable, threads: u64) -> (Answers, Vec<Vec<f64>>) {
     filtered.iter().zip(sums).for_each(|(left, sum)| answers.add_filtered(left.len(), sum));
     // Few groups.
     let groups = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().small_groups());
-    groups.iter().for_each(|groups| answers.add_small_groups(groups));
+    answers.small_groups = kernels::summed(&groups).to_vec();
     // Many groups.
     let scattered = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().scattered());
-    let groups =
-        map_in_threads(threads, PARTS, |part| kernels::large_groups(scattered.iter().map(|cells| &*cells[part])));
-    groups.iter().for_each(|groups| answers.add_large_groups(groups));
+    let groups = map_in_threads(threads, PARTS, |part| {
+        let groups = kernels::large_groups(scattered.iter().map(|cells| &*cells[part]));
+        let sums = GroupSums::of(&groups);
+        (groups, sums)
+    });
+    groups.iter().for_each(|(_, sums)| answers.large_groups.add(*sums));
     // Join with a small and with a large table.
     let joined =
         map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().joined(&table.rates, &table.weights));
@@ -130,7 +137,8 @@ impl Table {
     fn filled(here: &Here<'_>, form: TableForm) -> Result<DBox<Table>, JoinError> {
         let chunks = form.chunks();
         let make = |here: &Here<'_>, (form, chunk): (TableForm, usize)| RowGroup::store(here, &form.rows_of(chunk));
-        let tasks = (0..chunks).map(|chunk| here.spawn_to(node_of(here, chunk, chunks), (form, chunk), make));
+        let at = here.nodes().flat_map(|node| own(here, node, chunks).map(move |chunk| (node, chunk)));
+        let tasks = at.map(|(node, chunk)| here.spawn_to(node, (form, chunk), make));
         let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
         let mut groups = DVec::new();
         tasks.into_iter().try_for_each(|task| Ok::<_, JoinError>(groups.push(here, task.join(here)??)?))?;
@@ -142,40 +150,71 @@ impl Table {
     }
 }
 
-/// Runs a task beside each chunk of a table. Returns what they return, in order.
-fn each_chunk<X, R>(
+/// Values that are at the nodes by whose numbers they are found.
+type AtNodes<T> = DVec<DVec<T>>;
+/// Sorted prices, in parts at each node.
+type SortedPrices = Vec<DVec<DVec<f64>>>;
+/// For each part, and for each chunk of a node, what the chunk leaves.
+type Parts<T> = DVec<DVec<T>>;
+
+/// Returns the chunks or parts, of so many, that a node has.
+fn own(here: &Here<'_>, node: NodeId, count: usize) -> Range<usize> {
+    let [begin, end] = [0, 1].map(|next| ((usize::from(node.0) + next) * count).div_ceil(here.nodes().count()));
+    begin..end
+}
+
+/// Runs a task for each chunk or part, of so many, at the nodes in order. Returns what is gathered at each node of what its
+/// tasks return.
+fn each<T, X, R, G>(
     here: &Here<'_>,
-    table: &DBox<Table>,
+    object: &DBox<T>,
+    count: usize,
     extra: X,
-    body: impl for<'t, 'h> FnOnce(&Here<'h>, (Lent<'t, Table>, usize, X)) -> Result<R, ShareError> + Copy,
-) -> Result<Vec<R>, JoinError>
+    body: impl for<'t, 'h> FnOnce(&Here<'h>, (Lent<'t, T>, usize, X)) -> Result<R, ShareError> + Copy,
+    gather: impl for<'h> FnOnce(&Here<'h>, Vec<R>) -> Result<G, ShareError> + Copy,
+) -> Result<Vec<G>, JoinError>
 where
+    T: Far,
     X: Far + Copy,
     R: Far,
+    G: Far,
 {
-    let chunks = table.get(here)?.groups.len();
     scope(here, |s| {
-        let start = |chunk| s.spawn_to(node_of(here, chunk, chunks), (s.lend(table), chunk, extra), body);
-        let tasks = (0..chunks).map(start).collect::<Result<Vec<_>, ShareError>>()?;
+        let start = |node| {
+            s.spawn_to(node, (s.lend(object), count, extra), move |here, (object, count, extra)| {
+                let results = scope(here, |s| {
+                    let tasks = own(here, here.id(), count);
+                    let tasks = tasks.map(|number| s.spawn_to(here.id(), (s.lend(&object), number, extra), body));
+                    let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
+                    tasks.into_iter().map(|task| task.join()?).collect::<Result<Vec<R>, ShareError>>()
+                })??;
+                gather(here, results)
+            })
+        };
+        let tasks = here.nodes().map(start).collect::<Result<Vec<_>, ShareError>>()?;
         tasks.into_iter().map(|task| Ok(task.join()??)).collect()
     })?
 }
 
-/// Runs a task for each part of what chunks have left, which it owns. Returns what they return, in order.
-fn each_part<T: Far, R: Far>(
-    here: &Here<'_>,
-    left: Vec<[DVec<T>; PARTS]>,
-    body: impl for<'h> FnOnce(&Here<'h>, (DVec<DVec<T>>,)) -> Result<R, ShareError> + Copy + 'static,
-) -> Result<Vec<R>, JoinError> {
-    let mut parts: [DVec<DVec<T>>; PARTS] = std::array::from_fn(|_| DVec::new());
-    for left in left {
-        for (part, values) in parts.iter_mut().zip(left) {
-            part.push(here, values)?;
+/// Stores values that may own others side by side at this node.
+fn list<T: Far>(here: &Here<'_>, values: impl ExactSizeIterator<Item = T>) -> Result<DVec<T>, ShareError> {
+    let mut list = DVec::with_chunk(values.len());
+    for value in values {
+        list.push(here, value)?;
+    }
+    Ok(list)
+}
+
+/// Gathers what the chunks of a node have left for each part.
+fn by_part<T: Far>(here: &Here<'_>, left: Vec<[DVec<T>; PARTS]>) -> Result<Parts<T>, ShareError> {
+    let mut parts = DVec::with_chunk(left.len() * PARTS);
+    let mut left: Vec<_> = left.into_iter().map(IntoIterator::into_iter).collect();
+    for _ in 0..PARTS {
+        for chunk in &mut left {
+            parts.push(here, chunk.next().expect("a chunk leaves something for each part"))?;
         }
     }
-    let start = |(number, part)| here.spawn_to(node_of(here, number, PARTS), (part,), body);
-    let tasks = parts.into_iter().enumerate().map(start).collect::<Result<Vec<_>, ShareError>>()?;
-    tasks.into_iter().map(|task| Ok(task.join(here)??)).collect()
+    Ok(parts)
 }
 
 /// Stores what a chunk leaves for each part.
@@ -187,84 +226,114 @@ fn store_parts<T: Far + Copy>(here: &Here<'_>, parts: &[Vec<T>; PARTS]) -> Resul
     Ok(stored)
 }
 
-/// Borrows what all chunks have left for one part.
-fn all_of<'a, T: Far>(here: &'a Here<'_>, part: &'a DVec<DVec<T>>) -> Result<Vec<&'a [T]>, ShareError> {
-    // What is needed soon is asked for at once.
-    for values in part.iter(here) {
-        if let Some(values) = values?.chunk(here, 0)? {
+/// Borrows all values of some vectors, which are asked for at once.
+fn all_of<'a, T: Far>(
+    here: &'a Here<'_>,
+    vectors: impl Iterator<Item = &'a DVec<T>> + Clone,
+) -> Result<Vec<&'a [T]>, ShareError> {
+    for vector in vectors.clone() {
+        if let Some(values) = vector.chunk(here, 0)? {
             values.prefetch(here);
         }
     }
-    part.iter(here).map(|values| all(here, values?)).collect()
+    vectors.map(|vector| all(here, vector)).collect()
 }
 
-/// Asks all questions. Returns the answers, and the sorted prices in parts.
-fn ask(here: &Here<'_>, table: &DBox<Table>) -> Result<(Answers, Vec<DVec<f64>>), JoinError> {
+/// Borrows what all chunks have left for one part, in order.
+fn left_for<'a, T: Far>(
+    here: &'a Here<'_>,
+    left: &'a AtNodes<DVec<T>>,
+    number: usize,
+) -> Result<Vec<&'a [T]>, ShareError> {
+    let nodes = left.iter(here).collect::<Result<Vec<_>, ShareError>>()?;
+    let mut vectors = Vec::new();
+    for node in &nodes {
+        if let Some(parts) = node.chunk(here, 0)? {
+            parts.prefetch(here);
+        }
+    }
+    for node in nodes {
+        let chunks = node.len() / PARTS;
+        vectors.extend(part(here, node, number * chunks..(number + 1) * chunks)?);
+    }
+    all_of(here, vectors.into_iter())
+}
+
+/// Asks all questions. Returns the answers, and the sorted prices in parts at their nodes.
+fn ask(here: &Here<'_>, table: &DBox<Table>) -> Result<(Answers, SortedPrices), JoinError> {
     let mut answers = Answers::default();
+    let chunks = table.get(here)?.groups.len();
     // Filter, and a sum over what is left.
-    let filtered = each_chunk(here, table, (), |here, (table, chunk, ())| {
-        let filtered = table.get(here)?.rows(here, chunk)?.filtered();
-        store(here, &filtered)
-    })?;
-    for (left, sum) in filtered.iter().zip(sums(here, &filtered)?) {
-        answers.add_filtered(left.len(), sum);
+    let filter = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
+        store(here, &table.get(here)?.rows(here, chunk)?.filtered())
+    };
+    let filtered = each(here, table, chunks, (), filter, |here, left| list(here, left.into_iter()))?;
+    for (count, sum) in sums(here, chunks, filtered)? {
+        answers.add_filtered(count, sum);
     }
     // Few groups.
-    let groups = each_chunk(here, table, (), |here, (table, chunk, ())| {
-        Ok::<[i64; GROUPS], _>(table.get(here)?.rows(here, chunk)?.small_groups())
-    })?;
-    groups.iter().for_each(|groups| answers.add_small_groups(groups));
+    let group = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
+        Ok(table.get(here)?.rows(here, chunk)?.small_groups())
+    };
+    let groups: Vec<[i64; GROUPS]> = each(here, table, chunks, (), group, |_, groups| Ok(kernels::summed(&groups)))?;
+    answers.small_groups = kernels::summed(&groups).to_vec();
     // Many groups.
-    let scattered = each_chunk(here, table, (), |here, (table, chunk, ())| {
-        let scattered: [Vec<Cell>; PARTS] = table.get(here)?.rows(here, chunk)?.scattered();
-        store_parts(here, &scattered)
-    })?;
-    let groups = each_part(here, scattered, |here, (part,)| {
-        let groups: Vec<GroupRow> = kernels::large_groups(all_of(here, &part)?.into_iter());
-        store(here, &groups)
-    })?;
-    for groups in &groups {
-        answers.add_large_groups(all(&here.enter(), groups)?);
-    }
-    // Join with a small and with a large table.
-    let joined = each_chunk(here, table, (), |here, (table, chunk, ())| {
+    let scatter = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
         let table = table.get(here)?;
-        let joined = table.rows(here, chunk)?.joined(all(here, &table.rates)?, all(here, &table.weights)?);
-        store(here, &joined)
+        // All nodes join with the large table next.
+        if let Some(weights) = table.weights.chunk(here, 0)? {
+            weights.prefetch(here);
+        }
+        store_parts(here, &table.rows(here, chunk)?.scattered())
+    };
+    let left: Vec<Parts<Cell>> = each(here, table, chunks, (), scatter, by_part)?;
+    let left = here.alloc(list(here, left.into_iter())?)?;
+    let group = |here: &Here<'_>, (left, part, ()): (Lent<'_, AtNodes<DVec<Cell>>>, usize, ())| {
+        let groups: Vec<GroupRow> = kernels::large_groups(left_for(here, left.get(here)?, part)?.into_iter());
+        Ok((store(here, &groups)?, GroupSums::of(&groups)))
+    };
+    let groups = each(here, &left, PARTS, (), group, |here, groups| {
+        let mut all_sums = GroupSums::default();
+        groups.iter().for_each(|(_, sums)| all_sums.add(*sums));
+        Ok((list(here, groups.into_iter().map(|(groups, _)| groups))?, all_sums))
     })?;
-    sums(here, &joined)?.into_iter().for_each(|sum| answers.add_joined(sum));
+    groups.iter().for_each(|(_, sums)| answers.large_groups.add(*sums));
+    drop((left, groups));
+    // Join with a small and with a large table.
+    let join = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
+        let table = table.get(here)?;
+        store(here, &table.rows(here, chunk)?.joined(all(here, &table.rates)?, all(here, &table.weights)?))
+    };
+    let joined = each(here, table, chunks, (), join, |here, left| list(here, left.into_iter()))?;
+    sums(here, chunks, joined)?.into_iter().for_each(|(_, sum)| answers.add_joined(sum));
     // Sort.
-    let samples = each_chunk(here, table, (), |here, (table, chunk, ())| {
-        Ok::<[f64; SAMPLES], _>(table.get(here)?.rows(here, chunk)?.sample())
-    })?;
-    let pivots: Pivots = kernels::pivots(samples.iter().flatten().copied());
-    let ranges = each_chunk(here, table, pivots, |here, (table, chunk, pivots)| {
-        let ranges = table.get(here)?.rows(here, chunk)?.ranges(&pivots);
-        store_parts(here, &ranges)
-    })?;
-    let sorted = each_part(here, ranges, |here, (part,)| {
-        let sorted = kernels::merged(all_of(here, &part)?.into_iter());
-        store(here, &sorted)
-    })?;
+    let sample = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
+        Ok(table.get(here)?.rows(here, chunk)?.sample())
+    };
+    let samples = each(here, table, chunks, (), sample, |here, samples| store(here, samples.as_flattened()))?;
+    let pivots: Pivots = kernels::pivots(all_of(&here.enter(), samples.iter())?.into_iter().flatten().copied());
+    let divide = |here: &Here<'_>, (table, chunk, pivots): (Lent<'_, Table>, usize, Pivots)| {
+        store_parts(here, &table.get(here)?.rows(here, chunk)?.ranges(&pivots))
+    };
+    let left: Vec<Parts<f64>> = each(here, table, chunks, pivots, divide, by_part)?;
+    let left = here.alloc(list(here, left.into_iter())?)?;
+    let merge = |here: &Here<'_>, (left, part, ()): (Lent<'_, AtNodes<DVec<f64>>>, usize, ())| {
+        store(here, &kernels::merged(left_for(here, left.get(here)?, part)?.into_iter()))
+    };
+    let sorted = each(here, &left, PARTS, (), merge, |here, sorted| list(here, sorted.into_iter()))?;
     Ok((answers, sorted))
 }
 
-fn sum(here: &Here<'_>, (values,): (Lent<'_, [f64]>,)) -> Result<f64, ShareError> {
-    Ok(values.get(here)?.iter().sum())
-}
-
-/// Returns the sum of each column, worked out beside it.
-fn sums(here: &Here<'_>, columns: &[DVec<f64>]) -> Result<Vec<f64>, JoinError> {
-    let mut values = Vec::new();
-    for column in columns {
-        values.extend(column.chunk(here, 0)?);
-    }
-    let sums: Vec<f64> = scope(here, |s| {
-        let tasks = values.iter().map(|values| s.spawn_to(values.home(), (s.lend(*values),), sum));
-        let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
-        tasks.into_iter().map(|task| Ok(task.join()??)).collect::<Result<_, JoinError>>()
-    })??;
-    Ok(sums)
+/// Returns the length and the sum of each chunk's column, worked out beside it.
+fn sums(here: &Here<'_>, chunks: usize, columns: Vec<DVec<DVec<f64>>>) -> Result<Vec<(usize, f64)>, JoinError> {
+    let columns = here.alloc(list(here, columns.into_iter())?)?;
+    let sum = |here: &Here<'_>, (columns, chunk, chunks): (Lent<'_, AtNodes<DVec<f64>>>, usize, usize)| {
+        let columns = columns.get(here)?.get(here, here.id().0.into())?.expect("each node has left some");
+        let column = columns.get(here, chunk - own(here, here.id(), chunks).start)?.expect("each chunk has one");
+        Ok((column.len(), all(here, column)?.iter().sum::<f64>()))
+    };
+    let sums = each(here, &columns, chunks, chunks, sum, |here, sums| store(here, &sums))?;
+    Ok(all_of(&here.enter(), sums.iter())?.concat())
 }
 
 fn shared(here: &Here<'_>, form: TableForm) -> Result<Outcome> {
@@ -273,8 +342,8 @@ fn shared(here: &Here<'_>, form: TableForm) -> Result<Outcome> {
     let before = counts(here)?;
     let (mut answers, sorted) = outcome.phase("ask", form.rows as u64, || dsm::measured(|| ask(here, &table)))?;
     count_since(here, before, form.chunks() as u64, &mut outcome)?;
-    for part in &sorted {
-        answers.see_sorted(all(&here.enter(), part)?);
+    for part in sorted.iter().flat_map(|node| node.iter(here)) {
+        answers.see_sorted(all(&here.enter(), part?)?);
     }
     finish(&mut outcome, &answers, form);
     Ok(outcome)

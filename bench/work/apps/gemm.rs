@@ -1,15 +1,21 @@
 //! Product of two square matrices, cut into tiles: a task for each tile of the product reads a row and a column of tiles
 //! (GEMM of DRust, section 7).
 //!
+//! The nodes are a grid, as the tiles are, and have a block of each matrix (SUMMA, 1997): a node reads some rows of one factor
+//! and some columns of the other, and not all of either.
+//!
 //! Values are small whole numbers, so sums are exact in any order, and the product is checked by Freivalds' method.
 
-use super::dsm::{self, ChunkMut, DBox, DVec, Far, Here, JoinError, Lent, LentMut, ShareError, scope};
-use super::{Nodes, count_since, counts, in_threads, node_of};
+use super::dsm::{self, ChunkMut, DBox, DVec, Far, Here, JoinError, Lent, LentMut, NodeId, Owner, ShareError, scope};
+use super::{Nodes, count_since, counts, in_threads};
 use crate::random::{Random, mix};
 use crate::{Options, Outcome};
 use anyhow::{Result, ensure};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
+
+/// Tiles of each factor that a task has asked for before it multiplies the next one.
+const TILES_AHEAD: usize = 2;
 
 /// Form of a matrix.
 #[derive(Clone, Copy, Far)]
@@ -41,6 +47,21 @@ impl TileGrid {
     /// Multiplications of the product.
     fn steps(self) -> u64 {
         ((self.count * self.side) as u64).pow(3)
+    }
+
+    /// Returns the node of a tile. The nodes are in rows and columns, too.
+    fn node_of(self, here: &Here<'_>, tile: usize) -> NodeId {
+        let nodes = here.nodes().count();
+        let rows = (1..=nodes.isqrt()).rfind(|rows| nodes.is_multiple_of(*rows)).unwrap_or(1);
+        let columns = nodes / rows;
+        let (row, column) = (tile / self.count, tile % self.count);
+        NodeId((row * rows / self.count * columns + column * columns / self.count) as u16)
+    }
+
+    /// Returns the tiles of a node, row by row.
+    fn tiles_of(self, here: &Here<'_>, node: NodeId) -> impl Iterator<Item = usize> {
+        let tiles: Vec<usize> = (0..self.tiles()).filter(|tile| self.node_of(here, *tile) == node).collect();
+        tiles.into_iter()
     }
 
     /// Fills a tile of a factor.
@@ -120,7 +141,7 @@ fn plain(options: &Options, grid: TileGrid) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Matrix in shared memory: a chunk for each tile, row by row.
+/// Factor in shared memory: a chunk for each tile, row by row.
 #[derive(Far)]
 struct Matrix {
     tiles: DVec<f64>,
@@ -128,22 +149,16 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn zeros(here: &Here<'_>, grid: TileGrid) -> Result<Matrix, ShareError> {
+    /// Returns a factor of the product, filled by tasks at all nodes. Tiles stay at the nodes that have written them.
+    fn factor(here: &Here<'_>, grid: TileGrid, factor: u64, seed: u64) -> Result<DBox<Matrix>, JoinError> {
         let mut tiles = DVec::with_chunk(grid.values());
         let zeros = vec![0.0; grid.values()];
         (0..grid.tiles()).try_for_each(|_| tiles.extend_from_slice(here, &zeros))?;
-        Ok(Matrix { tiles, grid })
-    }
-
-    /// Returns a factor of the product, filled by tasks at all nodes. Tiles stay at the nodes that have written them.
-    fn factor(here: &Here<'_>, grid: TileGrid, factor: u64, seed: u64) -> Result<DBox<Matrix>, JoinError> {
-        let mut matrix = Matrix::zeros(here, grid)?;
-        let mut tiles: Vec<ChunkMut<'_, f64>> = matrix.tiles.chunks_mut(here)?.collect();
+        let mut chunks: Vec<ChunkMut<'_, f64>> = tiles.chunks_mut(here)?.collect();
         scope(here, |s| {
             let mut tasks = Vec::new();
-            for (index, tile) in tiles.iter_mut().enumerate() {
-                let (node, arguments) =
-                    (node_of(here, index, grid.tiles()), (s.lend_mut(tile), grid, index, factor, seed));
+            for (index, tile) in chunks.iter_mut().enumerate() {
+                let (node, arguments) = (grid.node_of(here, index), (s.lend_mut(tile), grid, index, factor, seed));
                 tasks.push(s.spawn_to(node, arguments, |here, (mut tile, grid, index, factor, seed)| {
                     grid.fill(&mut tile.get_mut(here)?, index, factor, seed);
                     Ok::<_, ShareError>(())
@@ -151,30 +166,73 @@ impl Matrix {
             }
             tasks.into_iter().try_for_each(|task| Ok::<_, JoinError>(task.join()??))
         })??;
-        Ok(here.alloc(matrix)?)
+        Ok(here.alloc(Matrix { tiles, grid })?)
     }
 
     fn tile<'a>(&'a self, here: &'a Here<'_>, index: usize) -> Result<&'a [f64], ShareError> {
         self.tiles.chunk(here, index)?.map_or(Ok(&[]), |tile| tile.get(here))
     }
 
+    /// Has a tile fetched that is read soon.
+    fn prefetch(&self, here: &Here<'_>, index: usize) -> Result<(), ShareError> {
+        if let Some(tile) = self.tiles.chunk(here, index)? {
+            tile.prefetch(here);
+        }
+        Ok(())
+    }
+
     fn times(&self, here: &Here<'_>, vector: &[f64]) -> Result<Vec<f64>, ShareError> {
         self.grid.times(vector, |index| self.tile(here, index))
     }
+}
 
-    /// Adds the product of two matrices, each tile at the node of its row.
-    fn multiply_add(&mut self, here: &Here<'_>, left: &DBox<Matrix>, right: &DBox<Matrix>) -> Result<(), JoinError> {
-        let grid = self.grid;
-        let mut sums: Vec<ChunkMut<'_, f64>> = self.tiles.chunks_mut(here)?.collect();
-        scope(here, |s| {
-            let mut tasks = Vec::new();
-            for (index, sum) in sums.iter_mut().enumerate() {
-                let arguments = (s.lend(left), s.lend(right), s.lend_mut(sum), index);
-                tasks.push(s.spawn_to(node_of(here, index, grid.tiles()), arguments, add_tile)?);
-            }
-            tasks.into_iter().try_for_each(|task| Ok::<_, JoinError>(task.join()??))
-        })?
-    }
+/// Tiles of the product that are at a node, row by row: a chunk for each.
+type Block = DVec<f64>;
+
+/// Returns the blocks of a product of zeros, each made at its node.
+fn zeros(here: &Here<'_>, grid: TileGrid) -> Result<Vec<DBox<Block>>, JoinError> {
+    let make = |here: &Here<'_>, (grid,): (TileGrid,)| {
+        let mut tiles = DVec::with_chunk(grid.values());
+        let zeros = vec![0.0; grid.values()];
+        grid.tiles_of(here, here.id()).try_for_each(|_| tiles.extend_from_slice(here, &zeros))?;
+        here.alloc(tiles)
+    };
+    let tasks = here.nodes().map(|node| here.spawn_to(node, (grid,), make)).collect::<Result<Vec<_>, ShareError>>()?;
+    tasks.into_iter().map(|task| Ok(task.join(here)??)).collect()
+}
+
+/// Adds the product of two matrices to the blocks.
+fn multiply_add(
+    here: &Here<'_>,
+    left: &DBox<Matrix>,
+    right: &DBox<Matrix>,
+    blocks: &mut [DBox<Block>],
+) -> Result<(), JoinError> {
+    scope(here, |s| {
+        let mut tasks = Vec::new();
+        for (node, block) in here.nodes().zip(blocks) {
+            tasks.push(s.spawn_to(node, (s.lend(left), s.lend(right), s.lend_mut(block)), add_block)?);
+        }
+        tasks.into_iter().try_for_each(|task| Ok::<_, JoinError>(task.join()??))
+    })?
+}
+
+/// Adds a node's block of the product, as a task that starts one for each tile. So nobody waits for a message to start it.
+fn add_block(
+    here: &Here<'_>,
+    (left, right, mut block): (Lent<'_, Matrix>, Lent<'_, Matrix>, LentMut<'_, Block>),
+) -> Result<(), ShareError> {
+    let grid = left.get(here)?.grid;
+    let mut block = block.get_mut(here)?;
+    let mut sums: Vec<ChunkMut<'_, f64>> = block.chunks_mut(here)?.collect();
+    scope(here, |s| {
+        let mut tasks = Vec::new();
+        for (index, sum) in grid.tiles_of(here, here.id()).zip(&mut sums) {
+            let arguments = (s.lend(&left), s.lend(&right), s.lend_mut(sum), index);
+            tasks.push(s.spawn_to(here.id(), arguments, add_tile)?);
+        }
+        tasks.into_iter().try_for_each(|task| task.join()?)
+    })?
 }
 
 /// Adds a tile of the product, as a task.
@@ -185,9 +243,15 @@ fn add_tile(
     let (left, right, mut sum) = (left.get(here)?, right.get(here)?, sum.get_mut(here)?);
     let grid = left.grid;
     let (row, column) = (index / grid.count, index % grid.count);
+    let pair = |at: usize| (row * grid.count + at, at * grid.count + column);
+    let prefetch = |at: usize| left.prefetch(here, pair(at).0).and_then(|()| right.prefetch(here, pair(at).1));
     // Each node begins with its own tiles, so that not all of them ask the same one at the same time.
-    for at in (row..grid.count).chain(0..row) {
-        let (left, right) = (left.tile(here, row * grid.count + at)?, right.tile(here, at * grid.count + column)?);
+    let order = (column..grid.count).chain(0..column);
+    let mut soon = order.clone();
+    soon.by_ref().take(TILES_AHEAD).try_for_each(prefetch)?;
+    for at in order {
+        soon.next().map_or(Ok(()), prefetch)?;
+        let (left, right) = (left.tile(here, pair(at).0)?, right.tile(here, pair(at).1)?);
         grid.multiply_add(left, right, &mut sum);
     }
     Ok(())
@@ -195,16 +259,23 @@ fn add_tile(
 
 fn shared(here: &Here<'_>, options: &Options, grid: TileGrid) -> Result<Outcome> {
     let mut outcome = Outcome::new();
-    let (left, right, mut product) = outcome.phase("fill", 3, || -> Result<_, JoinError> {
+    let (left, right, mut blocks) = outcome.phase("fill", 3, || -> Result<_, JoinError> {
         let factor = |factor| Matrix::factor(here, grid, factor, options.seed);
-        Ok((factor(0)?, factor(1)?, Matrix::zeros(here, grid)?))
+        Ok((factor(0)?, factor(1)?, zeros(here, grid)?))
     })?;
     let before = counts(here)?;
-    outcome.phase("multiply", grid.steps(), || dsm::measured(|| product.multiply_add(here, &left, &right)))?;
+    let multiply = || multiply_add(here, &left, &right, &mut blocks);
+    outcome.phase("multiply", grid.steps(), || dsm::measured(multiply))?;
     count_since(here, before, grid.tiles() as u64, &mut outcome)?;
     let here = &here.enter();
     let vector = vector(grid, options.seed);
     let expected = left.get(here)?.times(here, &right.get(here)?.times(here, &vector)?)?;
-    check(&mut outcome, &product.times(here, &vector)?, &expected);
+    let product = grid.times(&vector, |index| {
+        let node = grid.node_of(here, index);
+        let position = grid.tiles_of(here, node).take_while(|tile| *tile < index).count();
+        let tile = blocks[usize::from(node.0)].get(here)?.chunk(here, position)?;
+        tile.map_or(Ok(&[][..]), |tile| tile.get(here))
+    })?;
+    check(&mut outcome, &product, &expected);
     Ok(outcome)
 }

@@ -1,6 +1,9 @@
 //! Key-value store: chained buckets with a lock each, of which clients read or replace values by Zipf's law (YCSB; DRust, section
 //! 7; GAM).
 //!
+//! A bucket has room for some entries, and others are in a chain. What is done with those of the bucket itself is applied where
+//! it is, so neither the bucket nor its lock travels.
+//!
 //! What a client does follows from its number alone, so whoever keeps the values does the same work. A value names its key,
 //! and who has written it when.
 
@@ -16,8 +19,12 @@ use std::sync::Mutex;
 
 /// Value of 32 bytes: its key, its writer, the writer's count of writes, and a hash of the three.
 type KvValue = [u64; 4];
-/// What a bucket and its lock take in std's types, in bytes.
-const BUCKET_BYTES: u64 = 64;
+/// Data of a key, in bytes: there is a bucket for each.
+const KEY_BYTES: u64 = 64;
+/// Entries of a bucket, and of each link of its chain. With as many keys as buckets one key in 43 is in a chain.
+const LINK_ENTRIES: usize = 3;
+/// Key of an entry that is free.
+const NO_KEY: u64 = u64::MAX;
 /// Writer of the values with which a store begins.
 const LOADER: u64 = u64::MAX;
 
@@ -74,7 +81,7 @@ impl KvLoad {
     fn of(options: &Options) -> Result<KvLoad> {
         ensure!((1..=4096).contains(&options.threads), "--threads must be 1 to 4096");
         Ok(KvLoad {
-            keys: options.data_bytes() / BUCKET_BYTES,
+            keys: options.data_bytes() / KEY_BYTES,
             ops: options.ops / options.threads,
             write_percent: options.write_percent,
             zipf_percent: options.zipf_percent,
@@ -126,15 +133,41 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     }
 }
 
-/// Entry of a bucket in std's types.
-struct PlainEntry {
-    key: u64,
-    value: KvValue,
-    next: Option<Box<PlainEntry>>,
+/// Entries of a link.
+#[derive(Clone, Copy, Far)]
+struct Entries {
+    keys: [u64; LINK_ENTRIES],
+    values: [KvValue; LINK_ENTRIES],
+}
+
+impl Entries {
+    const FREE: Entries = Entries { keys: [NO_KEY; LINK_ENTRIES], values: [[0; 4]; LINK_ENTRIES] };
+
+    fn get(&self, key: u64) -> Option<KvValue> {
+        self.keys.iter().position(|found| *found == key).map(|at| self.values[at])
+    }
+
+    /// Replaces the value of a key, which gets a free entry if it has none. Returns whether there was room.
+    fn put(&mut self, key: u64, value: KvValue) -> bool {
+        // Entries are filled in order, and stay.
+        let Some(at) = self.keys.iter().position(|found| [key, NO_KEY].contains(found)) else { return false };
+        (self.keys[at], self.values[at]) = (key, value);
+        true
+    }
+}
+
+/// Link of a bucket's chain in std's types.
+struct PlainLink {
+    entries: Entries,
+    next: Option<Box<PlainLink>>,
+}
+
+impl PlainLink {
+    const FREE: PlainLink = PlainLink { entries: Entries::FREE, next: None };
 }
 
 struct PlainStore {
-    buckets: Vec<Mutex<Option<PlainEntry>>>,
+    buckets: Vec<Mutex<PlainLink>>,
 }
 
 impl KvStore for &PlainStore {
@@ -142,26 +175,16 @@ impl KvStore for &PlainStore {
 
     fn get(&mut self, key: u64) -> Result<Option<KvValue>, ShareError> {
         let bucket = self.buckets[bucket_of(key, self.buckets.len())].lock().expect("no client panics");
-        let mut next = bucket.as_ref();
-        while let Some(entry) = next {
-            if entry.key == key {
-                return Ok(Some(entry.value));
-            }
-            next = entry.next.as_deref();
-        }
-        Ok(None)
+        let mut links = std::iter::successors(Some(&*bucket), |link| link.next.as_deref());
+        Ok(links.find_map(|link| link.entries.get(key)))
     }
 
     fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
         let mut bucket = self.buckets[bucket_of(key, self.buckets.len())].lock().expect("no client panics");
-        let Some(mut entry) = bucket.as_mut() else {
-            *bucket = Some(PlainEntry { key, value, next: None });
-            return Ok(());
-        };
-        while entry.key != key {
-            entry = entry.next.get_or_insert_with(|| Box::new(PlainEntry { key, value, next: None }));
+        let mut link = &mut *bucket;
+        while !link.entries.put(key, value) {
+            link = link.next.get_or_insert_with(|| Box::new(PlainLink::FREE));
         }
-        entry.value = value;
         Ok(())
     }
 }
@@ -169,7 +192,7 @@ impl KvStore for &PlainStore {
 fn plain(options: &Options, load: KvLoad) -> Outcome {
     let mut outcome = Outcome::new();
     let store = outcome.phase("fill", load.keys, || {
-        let store = PlainStore { buckets: (0..load.keys).map(|_| Mutex::new(None)).collect() };
+        let store = PlainStore { buckets: (0..load.keys).map(|_| Mutex::new(PlainLink::FREE)).collect() };
         (0..load.keys).for_each(|key| (&store).put(key, value(key, LOADER, 0)).expect("a plain store cannot fail"));
         store
     });
@@ -202,18 +225,23 @@ fn finish(outcome: &mut Outcome, load: KvLoad, options: &Options, found: KvFound
     outcome.checked(mix(found.sum) ^ end.sum ^ found.writes, errors);
 }
 
-/// Entry of a bucket in shared memory.
+/// Link of a bucket's chain in shared memory.
 #[derive(Far)]
-struct Entry {
-    key: u64,
-    value: KvValue,
-    next: Option<DBox<Entry>>,
+struct Link {
+    entries: Entries,
+    next: Option<DBox<Link>>,
+}
+
+impl Link {
+    fn free() -> Link {
+        Link { entries: Entries::FREE, next: None }
+    }
 }
 
 /// Buckets that are at one node.
 #[derive(Far)]
 struct Shard {
-    buckets: DVec<DMutex<Option<Entry>>>,
+    buckets: DVec<DMutex<Link>>,
 }
 
 /// Store in shared memory: the buckets are divided among the nodes.
@@ -236,7 +264,7 @@ impl Store {
             let shard = here.spawn_to(node, (count,), |here, (count,)| {
                 let mut buckets = DVec::new();
                 for _ in 0..count {
-                    buckets.push(here, DMutex::new(here, None)?)?;
+                    buckets.push(here, DMutex::new(here, Link::free())?)?;
                 }
                 Ok::<_, ShareError>(Shard { buckets })
             })?;
@@ -245,7 +273,7 @@ impl Store {
         Ok(Store { shards, shard_len, len })
     }
 
-    fn bucket<'a>(&'a self, here: &'a Here<'_>, key: u64) -> Result<&'a DMutex<Option<Entry>>, ShareError> {
+    fn bucket<'a>(&'a self, here: &'a Here<'_>, key: u64) -> Result<&'a DMutex<Link>, ShareError> {
         let index = bucket_of(key, self.len);
         let shard = self.shards.get(here, index / self.shard_len)?;
         let bucket = shard.map_or(Ok(None), |shard| shard.buckets.get(here, index % self.shard_len))?;
@@ -263,35 +291,40 @@ impl KvStore for StoreView<'_, '_> {
     type Error = ShareError;
 
     fn get(&mut self, key: u64) -> Result<Option<KvValue>, ShareError> {
-        let bucket = self.store.bucket(self.here, key)?.lock(self.here)?;
+        let bucket = self.store.bucket(self.here, key)?;
+        let (found, is_chained) =
+            bucket.apply(self.here, (key,), |link, (key,)| (link.entries.get(key), link.next.is_some()))?;
+        if found.is_some() || !is_chained {
+            return Ok(found);
+        }
+        let bucket = bucket.lock(self.here)?;
         // What is read of a bucket at another node is kept as long as the bucket is read.
         let here = &self.here.enter();
-        let mut next = bucket.as_ref();
-        while let Some(entry) = next {
-            if entry.key == key {
-                return Ok(Some(entry.value));
+        let mut link = &*bucket;
+        while let Some(next) = &link.next {
+            link = next.get(here)?;
+            if let Some(found) = link.entries.get(key) {
+                return Ok(Some(found));
             }
-            next = entry.next.as_ref().map(|next| next.get(here)).transpose()?;
         }
         Ok(None)
     }
 
     fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
-        let mut bucket = self.store.bucket(self.here, key)?.lock(self.here)?;
-        let here = &self.here.enter();
-        let Some(mut entry) = bucket.as_mut() else {
-            *bucket = Some(Entry { key, value, next: None });
+        let bucket = self.store.bucket(self.here, key)?;
+        if bucket.apply(self.here, (key, value), |link, (key, value)| link.entries.put(key, value))? {
             return Ok(());
-        };
-        while entry.key != key {
-            if entry.next.is_none() {
-                entry.next = Some(here.alloc(Entry { key, value, next: None })?);
-                return Ok(());
-            }
-            let Some(next) = &mut entry.next else { break };
-            entry = Mut::into_mut(next.get_mut(here)?);
         }
-        entry.value = value;
+        let mut bucket = bucket.lock(self.here)?;
+        let here = &self.here.enter();
+        let mut link = &mut *bucket;
+        while !link.entries.put(key, value) {
+            let next = match link.next.take() {
+                Some(next) => next,
+                None => here.alloc(Link::free())?,
+            };
+            link = Mut::into_mut(link.next.insert(next).get_mut(here)?);
+        }
         Ok(())
     }
 }

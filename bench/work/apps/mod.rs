@@ -12,7 +12,7 @@ pub(crate) mod social;
 use super::dsm;
 use crate::{Options, Outcome};
 use anyhow::{Context, Result, bail, ensure};
-use dsm::{DVec, Far, Here, JoinError, NodeBuilder, NodeId, ShareError};
+use dsm::{DVec, Far, Here, JoinError, NodeBuilder, ShareError};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -85,11 +85,6 @@ fn count_since(here: &Here<'_>, before: Counts, ops: u64, outcome: &mut Outcome)
     outcome.figure("bytes_per_op", each(bytes, before[1]));
     outcome.figure("moves_per_op", each(moved, before[2]));
     Ok(())
-}
-
-/// Returns the node of a part, where the parts are divided evenly and in order.
-fn node_of(here: &Here<'_>, part: usize, parts: usize) -> NodeId {
-    NodeId((part * here.nodes().count() / parts.max(1)) as u16)
 }
 
 /// Does some work with each item, in so many threads, which take one item after the other.

@@ -65,12 +65,17 @@ enum Letter {
     Spawn(TaskId),
     Spawned(TaskId),
     Ended(TaskId),
+    /// The task drops what an object owned.
+    Drop(TaskId),
     AskLock(TaskId, ObjectId),
     /// The task has what it waits for.
     Resume(TaskId),
     Unlock(ObjectId),
     /// The task goes on at another node, when it has the lock.
     EnterAt(TaskId, ObjectId),
+    /// The lock is not free, so the body comes again as a task, which waits.
+    Refused(TaskId, ObjectId),
+    EnterAgain(TaskId),
     /// The task goes on at its own node.
     Return(TaskId),
     /// Nobody waits for it.
@@ -130,6 +135,8 @@ struct TaskState {
     is_joinable: bool,
     joiner: Option<TaskId>,
     trips_left: u32,
+    /// Whether the step that comes next was tried before, so the work before it is done.
+    tries_again: bool,
 }
 
 #[derive(Debug, Default)]
@@ -278,7 +285,8 @@ impl<'t, C: Coherence> Replay<'t, C> {
     fn begin_step(&mut self, task: TaskId, cost_ns: u64) {
         let state = &mut self.tasks[task.index()];
         let debt = std::mem::take(&mut state.debt_ns);
-        let work = u64::from(self.trace.tasks[task.index()].steps[state.next].work_ns);
+        let is_done = std::mem::take(&mut state.tries_again);
+        let work = if is_done { 0 } else { self.trace.tasks[task.index()].steps[state.next].work_ns.into() };
         self.schedule(self.now_ns + debt + cost_ns + work, Event::Worked(task.0));
     }
 
@@ -316,6 +324,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
                 if !self.flights.contains_key(&(node, object))
                     && let Some(Fetch { trips, copy: Some(object), .. }) = self.coherence.prefetch(node, object, range)
                 {
+                    self.pay(task, trips.iter().map(|trip| trip.messages).sum());
                     self.begin_flight(node, object, trips, None);
                 }
                 Progress::GoOn(0)
@@ -326,18 +335,18 @@ impl<'t, C: Coherence> Replay<'t, C> {
             }
             Action::Lock(object) => self.lock(task, node, object),
             Action::Unlock(object) => self.unlock(task, node, object),
+            Action::Enter(object, bytes) => self.enter(task, node, object, bytes),
+            Action::Leave(object, bytes) => self.leave(task, node, object, bytes),
             Action::Step(object) => {
                 let home = self.coherence.home(object);
                 if home == node { Progress::GoOn(0) } else { self.ask(task, node, home, 0) }
             }
             Action::Share(object) => self.share(task, node, object),
             Action::Unshare(object) => self.unshare(node, object),
-            Action::Free(object) => {
+            Action::Free(object, drops) => {
                 let home = self.coherence.home(object);
-                if home != node {
-                    self.report.messages += 1;
-                    self.send(node, home, 1, 0, Letter::Notice);
-                }
+                self.report.messages += u64::from(home != node);
+                self.send(node, home, 1, 0, drops.map_or(Letter::Notice, Letter::Drop));
                 Progress::GoOn(0)
             }
             Action::Spawn(child) => {
@@ -394,7 +403,9 @@ impl<'t, C: Coherence> Replay<'t, C> {
     /// Sends a letter that takes so many messages.
     fn send(&mut self, from: u16, to: u16, messages: u64, bytes: u64, letter: Letter) {
         let is_answer = match letter {
-            Letter::Resume(_) | Letter::Spawned(_) | Letter::Return(_) | Letter::FanAnswer(_) => true,
+            Letter::Resume(_) | Letter::Spawned(_) | Letter::Return(_) | Letter::FanAnswer(_) | Letter::Refused(..) => {
+                true
+            }
             Letter::Trip(trip, place) => place == self.trips.get(trip).trip.path.last(),
             _ => false,
         };
@@ -535,12 +546,33 @@ impl<'t, C: Coherence> Replay<'t, C> {
             }
             Letter::Spawned(task) | Letter::Resume(task) => self.make_ready(task, false),
             Letter::Ended(task) => self.end(task),
+            Letter::Drop(task) => self.make_ready(task, false),
             Letter::AskLock(task, object) => {
                 if self.take_lock(task, object) {
                     self.grant(task, object);
                 }
             }
             Letter::Unlock(object) => self.pass_lock(object, to),
+            Letter::EnterAt(task, object)
+                if self.coherence.lock_protocol() == LockProtocol::AtHome
+                    && self.locks.get(&object).is_some_and(|lock| lock.is_held) =>
+            {
+                self.send(to, self.tasks[task.index()].at, 1, 0, Letter::Refused(task, object));
+            }
+            Letter::Refused(task, object) => {
+                // A task is a message there and one back.
+                self.report.messages += 2;
+                self.pay(task, 1);
+                self.send(to, self.coherence.home(object), 1, 0, Letter::EnterAgain(task));
+            }
+            Letter::EnterAgain(task) => {
+                let state = &mut self.tasks[task.index()];
+                state.came_from.push(std::mem::replace(&mut state.at, to));
+                state.next -= 1;
+                state.tries_again = true;
+                state.debt_ns += self.network.task_ns;
+                self.make_ready(task, false);
+            }
             Letter::EnterAt(task, object) => {
                 let state = &mut self.tasks[task.index()];
                 state.came_from.push(std::mem::replace(&mut state.at, to));
@@ -624,6 +656,28 @@ impl<'t, C: Coherence> Replay<'t, C> {
         }
     }
 
+    /// Has a task apply a body to the value of a lock: at its home, unless the value comes to whoever wants it.
+    fn enter(&mut self, task: TaskId, node: u16, object: ObjectId, bytes: u32) -> Progress {
+        let home = self.coherence.home(object);
+        if home == node || self.coherence.lock_protocol() == LockProtocol::Cached {
+            return self.lock(task, node, object);
+        }
+        self.report.messages += 1;
+        self.pay(task, 1);
+        self.send(node, home, 1, bytes.into(), Letter::EnterAt(task, object));
+        Progress::Wait
+    }
+
+    fn leave(&mut self, task: TaskId, node: u16, object: ObjectId, bytes: u32) -> Progress {
+        if self.coherence.lock_protocol() == LockProtocol::Cached {
+            return self.unlock(task, node, object);
+        }
+        self.pass_lock(object, node);
+        let Some(base) = self.tasks[task.index()].came_from.pop() else { return Progress::GoOn(0) };
+        self.send(node, base, 1, bytes.into(), Letter::Return(task));
+        Progress::Wait
+    }
+
     /// Gives a lock to the next one in its line, from the node of the one who had it.
     fn pass_lock(&mut self, object: ObjectId, from: u16) {
         let lock = self.locks.get_mut(&object).expect("the lock is held");
@@ -693,7 +747,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
 pub(super) fn written_objects(trace: &Trace) -> HashSet<ObjectId> {
     let steps = trace.tasks.iter().flat_map(|task| &task.steps);
     let written = steps.filter_map(|step| match step.action {
-        Action::Write(object, _) | Action::Lock(object) => Some(object),
+        Action::Write(object, _) | Action::Lock(object) | Action::Enter(object, _) => Some(object),
         _ => None,
     });
     written.collect()

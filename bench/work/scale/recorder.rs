@@ -9,6 +9,7 @@
 
 use super::trace::{Action, ByteRange, ObjectId, Step, TaskId, TaskTrace, Trace, TraceObject};
 pub(super) use farfield_dsm::{JoinError, NodeId, ShareError};
+use farfield_os::process::thread_cpu_ns;
 use std::cell::{Cell, RefCell, RefMut};
 use std::convert::Infallible;
 /// Values of any type can be recorded. The applications derive this where `farfield-dsm` wants a promise.
@@ -23,6 +24,8 @@ use std::time::Instant;
 pub(super) const NODES_MAX: u16 = 32;
 /// Times that the cost of the recorder itself is measured.
 const TRIES: usize = 1000;
+/// After work of this length the recorder looks whether other processes had the processor meanwhile.
+const LOOK_AFTER_NS: u64 = 100_000;
 
 thread_local! {
     static RECORDER: RefCell<Recorder> = RefCell::new(Recorder::new(1));
@@ -43,13 +46,17 @@ struct Recorder {
     resumed: Instant,
     /// What a use without work in between takes by the clock.
     own_ns: u64,
+    /// When the recorder looked last, and the processor time of this thread then.
+    looked: (Instant, u64),
 }
 
 impl Recorder {
     fn new(nodes: u16) -> Recorder {
         let first = RunningTask { node: 0, task: None };
         let trace = Trace { nodes, ..Trace::default() };
-        let mut recorder = Recorder { trace, running: vec![first], resumed: Instant::now(), own_ns: 0 };
+        let now = Instant::now();
+        let mut recorder =
+            Recorder { trace, running: vec![first], resumed: now, own_ns: 0, looked: (now, thread_cpu_ns()) };
         let mut tries: Vec<u64> = (0..TRIES)
             .map(|_| {
                 recorder.resumed = Instant::now();
@@ -64,6 +71,13 @@ impl Recorder {
     fn since_resumed_ns(&self, stopped: Instant) -> u64 {
         let ns = stopped.duration_since(self.resumed).as_nanos() as u64;
         ns.saturating_sub(self.own_ns)
+    }
+
+    /// Returns for how long this thread did not run since the recorder looked last.
+    fn look(&mut self) -> u64 {
+        let (then, used_ns) = std::mem::replace(&mut self.looked, (Instant::now(), thread_cpu_ns()));
+        let elapsed_ns = self.looked.0.duration_since(then).as_nanos() as u64;
+        elapsed_ns.saturating_sub(self.looked.1 - used_ns)
     }
 
     fn current(&self) -> RunningTask {
@@ -90,6 +104,9 @@ impl Recorder {
             return false;
         };
         let mut work_ns = self.since_resumed_ns(stopped);
+        if work_ns > LOOK_AFTER_NS {
+            work_ns = work_ns.saturating_sub(self.look());
+        }
         let steps = &mut self.trace.tasks[task.index()].steps;
         // A step holds some four seconds. Whoever works for longer reads nothing in between.
         while work_ns > u64::from(u32::MAX) {
@@ -161,12 +178,30 @@ fn run_task<A, R>(node: NodeId, arguments: A, body: impl FnOnce(&Here<'_>, A) ->
         task
     });
     let result = body(&Here { node, of_node: PhantomData }, arguments);
+    end_task();
+    (task, result)
+}
+
+fn end_task() {
     note(Action::End);
-    RECORDER.with_borrow_mut(|recorder| {
+    let _ = RECORDER.try_with(|recorder| {
+        let mut recorder = recorder.borrow_mut();
         recorder.running.pop();
         recorder.resumed = Instant::now();
     });
-    (task, result)
+}
+
+/// Begins a task at the home of an object that has no owner any more: it drops what the object owns.
+fn begin_drop(object: ObjectId, home: NodeId) {
+    let stopped = Instant::now();
+    let _ = RECORDER.try_with(|recorder| {
+        let mut recorder = recorder.borrow_mut();
+        let is_recorded = recorder.current().task.is_some();
+        let task = is_recorded.then(|| recorder.add_task(home.0, 0, 0));
+        recorder.note(stopped, Action::Free(object, task));
+        recorder.begin(home.0, task);
+        recorder.resumed = Instant::now();
+    });
 }
 
 fn note_join(task: Option<TaskId>) {
@@ -182,11 +217,11 @@ pub(super) fn measured<R>(body: impl FnOnce() -> R) -> R {
         assert!(task.is_none() && recorder.trace.tasks.is_empty(), "one part of a run is measured");
         let first = recorder.add_task(node, 0, 0);
         recorder.begin(node, Some(first));
+        recorder.look();
         recorder.resumed = Instant::now();
     });
     let result = body();
-    note(Action::End);
-    RECORDER.with_borrow_mut(|recorder| recorder.running.pop());
+    end_task();
     result
 }
 
@@ -421,44 +456,61 @@ fn read<T: Object + ?Sized>(id: ObjectId, object: &T) -> &T {
     object
 }
 
-/// Number of an object that has one owner.
-struct OwnedId(ObjectId);
+/// Begin of an object that has one owner: dropped before the object.
+struct OwnerBegin<T: Object + ?Sized> {
+    id: ObjectId,
+    home: Cell<NodeId>,
+    of_object: PhantomData<T>,
+}
 
-impl Drop for OwnedId {
+impl<T: Object + ?Sized> Drop for OwnerBegin<T> {
     fn drop(&mut self) {
-        note(Action::Free(self.0));
+        if T::owns_others() {
+            begin_drop(self.id, self.home.get());
+        } else {
+            note(Action::Free(self.id, None));
+        }
     }
 }
 
-/// Owner of an object.
+/// End of an object that has one owner: dropped after the object.
+struct OwnerEnd<T: Object + ?Sized>(PhantomData<T>);
+
+impl<T: Object + ?Sized> Drop for OwnerEnd<T> {
+    fn drop(&mut self) {
+        if T::owns_others() {
+            end_task();
+        }
+    }
+}
+
+/// Owner of an object. What the object owns is dropped by a task at its home, as in shared memory.
 pub(super) struct DBox<T: Object + ?Sized> {
-    id: OwnedId,
-    home: Cell<NodeId>,
+    begin: OwnerBegin<T>,
     place: T::Place,
+    /// Behind what it ends.
+    _end: OwnerEnd<T>,
 }
 
 impl<T: Object + ?Sized> std::fmt::Debug for DBox<T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "DBox({})", self.id.0.0)
+        write!(f, "DBox({})", self.begin.id.0)
     }
 }
 
 impl<T: Object + ?Sized> DBox<T> {
     fn new(place: T::Place) -> DBox<T> {
         let (id, home) = note_object(size_of_val(T::of(&place)), T::owns_others());
-        DBox { id: OwnedId(id), home: Cell::new(home), place }
-    }
-
-    pub(super) fn home(&self) -> NodeId {
-        self.home.get()
+        let begin = OwnerBegin { id, home: Cell::new(home), of_object: PhantomData };
+        DBox { begin, place, _end: OwnerEnd(PhantomData) }
     }
 
     pub(super) fn get<'a>(&'a self, _here: &'a Here<'_>) -> Result<&'a T, ShareError> {
-        Ok(read(self.id.0, T::of(&self.place)))
+        Ok(read(self.begin.id, T::of(&self.place)))
     }
 
     pub(super) fn get_mut<'a>(&'a mut self, here: &'a Here<'_>) -> Result<Mut<'a, T>, ShareError> {
-        self.home.set(here.node);
+        self.begin.home.set(here.node);
         let (id, object) = self.place_mut();
         Ok(Mut::new(id, object))
     }
@@ -478,7 +530,7 @@ pub(super) fn part<'a, T>(
     range: Range<usize>,
 ) -> Result<&'a [T], ShareError> {
     let (begin, len) = (range.start * size_of::<T>(), range.len() * size_of::<T>());
-    note(Action::Read(values.id.0, ByteRange { begin: begin as u32, len: len as u32 }));
+    note(Action::Read(values.begin.id, ByteRange { begin: begin as u32, len: len as u32 }));
     Ok(&values.place[range])
 }
 
@@ -533,13 +585,13 @@ impl<T: Object + ?Sized> Owner for DBox<T> {
     type Object = T;
 
     fn place(&self) -> (ObjectId, &T) {
-        (self.id.0, T::of(&self.place))
+        (self.begin.id, T::of(&self.place))
     }
 }
 
 impl<T: Object + ?Sized> OwnerMut for DBox<T> {
     fn place_mut(&mut self) -> (ObjectId, &mut T) {
-        (self.id.0, T::of_mut(&mut self.place))
+        (self.begin.id, T::of_mut(&mut self.place))
     }
 }
 
@@ -594,12 +646,12 @@ fn append<T>(slice: &mut Option<DBox<[T]>>, here: &Here<'_>, values: impl IntoIt
     let slice = slice.get_or_insert_with(|| DBox::new(Vec::new()));
     let before = slice.place.len();
     slice.place.extend(values);
-    slice.home.set(here.node);
+    slice.begin.home.set(here.node);
     let len = (slice.place.len() - before) * size_of::<T>();
     let range = ByteRange { begin: (before * size_of::<T>()) as u32, len: len as u32 };
-    note(Action::Write(slice.id.0, range));
+    note(Action::Write(slice.begin.id, range));
     RECORDER.with_borrow_mut(|recorder| {
-        recorder.trace.objects[slice.id.0.index()].bytes = (slice.place.len() * size_of::<T>()) as u32;
+        recorder.trace.objects[slice.begin.id.index()].bytes = (slice.place.len() * size_of::<T>()) as u32;
     });
 }
 
@@ -654,7 +706,7 @@ impl<T> DVec<T> {
     }
 
     pub(super) fn iter<'a>(&'a self, here: &'a Here<'_>) -> impl Iterator<Item = Result<&'a T, ShareError>> {
-        let full = self.full.as_ref().map_or(&[][..], |full| read(full.id.0, &full.place[..]));
+        let full = self.full.as_ref().map_or(&[][..], |full| read(full.begin.id, &full.place[..]));
         full.iter().chain(&self.last).flat_map(|chunk| chunk.get(here).expect("a recorder has all objects")).map(Ok)
     }
 
@@ -787,6 +839,18 @@ impl<T> DMutex<T> {
     pub(super) fn lock<'a>(&'a self, _here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
         note(Action::Lock(self.0.id));
         Ok(DMutexGuard { id: self.0.id, value: self.0.value.borrow_mut() })
+    }
+
+    pub(super) fn apply<A: Far, R: Far>(
+        &self,
+        _here: &Here<'_>,
+        arguments: A,
+        body: impl for<'v> FnOnce(&'v mut T, A) -> R + Copy,
+    ) -> Result<R, JoinError> {
+        note(Action::Enter(self.0.id, size_of::<A>() as u32));
+        let result = body(&mut self.0.value.borrow_mut(), arguments);
+        note(Action::Leave(self.0.id, size_of::<R>() as u32));
+        Ok(result)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::engine::{Network, ReplayReport};
 use super::recorder::{self, DArc, DAtomic, DBox, DMutex, DVec, Here, NodeBuilder, NodeId, Owner, measured, scope};
-use super::trace::{Action, Trace};
+use super::trace::{Action, TaskTrace, Trace};
 use super::{CoherenceName, record};
 use crate::Options;
 use clap::Parser;
@@ -90,6 +90,64 @@ fn owners_send_as_many_messages_as_real_nodes() {
         },
     );
     assert_eq!(messages(CoherenceName::Ownership, &steps), 1 + 5, "the number's object, and its steps");
+    let owner = |here: &Here<'_>| here.alloc([1u64, 2].map(|number| here.alloc(number).unwrap())).unwrap();
+    let owned = trace_of(
+        2,
+        |here| (made_at(here, THERE, owner), object_at(here, THERE)),
+        |here, (owner, object)| {
+            drop(owner);
+            object.get(here).unwrap();
+            std::mem::forget(object);
+        },
+    );
+    assert_eq!(messages(CoherenceName::Ownership, &owned), 1 + 1, "what is owned is dropped at its node");
+}
+
+#[test]
+fn a_body_is_applied_by_one_message_if_the_lock_is_free() {
+    let mutex_at = |here: &Here<'_>| made_at(here, THERE, |here| DMutex::new(here, [0u64; 16]).unwrap());
+    let trace = trace_of(2, mutex_at, |here, mutex| mutex.apply(here, 3, |value, more| value[0] += more).unwrap());
+    for (name, count) in [
+        (CoherenceName::Ownership, 1),
+        (CoherenceName::Delegation, 1),
+        // The value is 128 bytes long, in one block of 512.
+        (CoherenceName::DirectoryOfMany, 1),
+    ] {
+        assert_eq!(messages(name, &trace), count, "{name:?}");
+    }
+    // The second one finds the lock taken, is refused, and comes as a task.
+    let trace = trace_of(
+        2,
+        |here| DArc::new(here, mutex_at(here)).unwrap(),
+        |here, mutex| {
+            scope(here, |s| {
+                for _ in 0..2 {
+                    let body = |here: &Here<'_>, (mutex,): (recorder::Lent<'_, DMutex<[u64; 16]>>,)| {
+                        mutex.get(here).unwrap().apply(here, 3, |value, more| value[0] += more).unwrap();
+                    };
+                    s.spawn_to(NodeId(0), (s.lend(&mutex),), body).unwrap();
+                }
+            })
+            .unwrap();
+            std::mem::forget(mutex);
+        },
+    );
+    let with_work = |work_ns| {
+        let mut tasks = Vec::new();
+        for task in &trace.tasks {
+            let (node, argument_bytes, result_bytes) = (task.node, task.argument_bytes, task.result_bytes);
+            let mut steps = task.steps.clone();
+            let leaves = steps.iter_mut().filter(|step| matches!(step.action, Action::Leave(..)));
+            leaves.for_each(|step| step.work_ns = work_ns);
+            tasks.push(TaskTrace { node, argument_bytes, result_bytes, steps });
+        }
+        Trace { nodes: trace.nodes, objects: trace.objects.clone(), tasks }
+    };
+    let count = |name: CoherenceName| name.replay(&with_work(1_000_000), NETWORK, 8).messages;
+    assert_eq!(count(CoherenceName::Ownership), 2 + 2);
+    assert_eq!(count(CoherenceName::Delegation), 2);
+    let long = CoherenceName::Ownership.replay(&with_work(1_000_000), NETWORK, 8).elapsed_ns;
+    assert!((2_000_000..2_100_000).contains(&long), "one after the other: {long}");
 }
 
 #[test]

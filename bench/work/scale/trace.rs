@@ -36,12 +36,16 @@ pub(super) enum Action {
     Write(ObjectId, ByteRange),
     Lock(ObjectId),
     Unlock(ObjectId),
+    /// A body with so many bytes of arguments is applied to the value of a lock, and leaves it with so many of a result.
+    Enter(ObjectId, u32),
+    Leave(ObjectId, u32),
     /// Step of an atomic number.
     Step(ObjectId),
     /// Another handle of an object that many own.
     Share(ObjectId),
     Unshare(ObjectId),
-    Free(ObjectId),
+    /// An object has no owner any more. What it owns is dropped by a task at its home.
+    Free(ObjectId, Option<TaskId>),
     Spawn(TaskId),
     Join(TaskId),
     End,

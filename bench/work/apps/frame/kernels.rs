@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Values of `id1`, `id2`, `id4` and `id5`.
 pub(super) const GROUPS: usize = 100;
 /// Parts in which a chunk leaves rows for others.
-pub(super) const PARTS: usize = 64;
+pub(super) const PARTS: usize = 256;
 /// Prices of a chunk from which the ranges for sorting follow.
 pub(super) const SAMPLES: usize = 64;
 /// Bytes of a row.
@@ -119,6 +119,35 @@ pub(super) struct GroupRow {
     mean: f64,
 }
 
+/// Sums over groups, of which there are many.
+#[derive(Clone, Copy, Default, Far)]
+pub(super) struct GroupSums {
+    count: usize,
+    total: i64,
+    /// Sum over hashes of all groups.
+    hash: u64,
+}
+
+impl GroupSums {
+    pub(super) fn of(groups: &[GroupRow]) -> GroupSums {
+        let mut sums = GroupSums { count: groups.len(), ..GroupSums::default() };
+        for GroupRow { id, sum, mean } in groups {
+            sums.total += sum;
+            let hash = mix(u64::from(*id) ^ mix(sum.cast_unsigned() ^ mix(mean.to_bits())));
+            sums.hash = sums.hash.wrapping_add(hash);
+        }
+        sums
+    }
+
+    pub(super) fn add(&mut self, more: GroupSums) {
+        *self = GroupSums {
+            count: self.count + more.count,
+            total: self.total + more.total,
+            hash: self.hash.wrapping_add(more.hash),
+        };
+    }
+}
+
 impl RowView<'_> {
     /// Returns the prices of the rows whose `v1` is 3 and whose price is above 50.
     pub(super) fn filtered(&self) -> Vec<f64> {
@@ -191,13 +220,17 @@ pub(super) fn merged<'a>(ranges: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
     prices
 }
 
+/// Returns the sums of groups of several chunks.
+pub(super) fn summed(groups: &[[i64; GROUPS]]) -> [i64; GROUPS] {
+    std::array::from_fn(|group| groups.iter().map(|groups| groups[group]).sum())
+}
+
 /// Answers to all questions.
 #[derive(Default)]
 pub(super) struct Answers {
     filtered: (usize, f64),
-    small_groups: Vec<i64>,
-    /// Number of the groups, their sum, and a sum over hashes of all.
-    large_groups: (usize, i64, u64),
+    pub(super) small_groups: Vec<i64>,
+    pub(super) large_groups: GroupSums,
     joined: f64,
     /// Number of sorted prices, the last one, a hash of all in their order, and how many are out of order.
     sorted: (usize, f64, u64, u64),
@@ -206,20 +239,6 @@ pub(super) struct Answers {
 impl Answers {
     pub(super) fn add_filtered(&mut self, count: usize, sum: f64) {
         self.filtered = (self.filtered.0 + count, self.filtered.1 + sum);
-    }
-
-    pub(super) fn add_small_groups(&mut self, groups: &[i64; GROUPS]) {
-        self.small_groups.resize(GROUPS, 0);
-        self.small_groups.iter_mut().zip(groups).for_each(|(sum, more)| *sum += more);
-    }
-
-    pub(super) fn add_large_groups(&mut self, groups: &[GroupRow]) {
-        let (count, total, hash) = &mut self.large_groups;
-        *count += groups.len();
-        for GroupRow { id, sum, mean } in groups {
-            *total += sum;
-            *hash = hash.wrapping_add(mix(u64::from(*id) ^ mix(sum.cast_unsigned() ^ mix(mean.to_bits()))));
-        }
     }
 
     pub(super) fn add_joined(&mut self, sum: f64) {
@@ -237,7 +256,7 @@ impl Answers {
     }
 
     pub(super) fn checksum(&self) -> u64 {
-        let words = [self.filtered.0 as u64, self.filtered.1.to_bits(), self.large_groups.2, self.joined.to_bits()];
+        let words = [self.filtered.0 as u64, self.filtered.1.to_bits(), self.large_groups.hash, self.joined.to_bits()];
         let groups = self.small_groups.iter().map(|sum| sum.cast_unsigned());
         words.into_iter().chain(groups).fold(self.sorted.2, |sum, word| mix(sum ^ word))
     }
@@ -246,8 +265,8 @@ impl Answers {
     pub(super) fn errors(&self, form: TableForm) -> u64 {
         let is_right = [
             self.sorted.0 == form.rows && self.sorted.1 < PRICE_MAX,
-            self.small_groups.iter().sum::<i64>() == self.large_groups.1,
-            self.large_groups.0 <= form.large_groups(),
+            self.small_groups.iter().sum::<i64>() == self.large_groups.total,
+            self.large_groups.count <= form.large_groups(),
             self.filtered.0 <= form.rows && self.filtered.1 > 50.0 * self.filtered.0 as f64 - 1.0,
         ];
         self.sorted.3 + is_right.iter().filter(|is_right| !**is_right).count() as u64
