@@ -66,8 +66,9 @@ struct ShareRunArgs {
     /// File whose first line is the token for that server [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE", requires = "backup")]
     backup_token_file: Option<PathBuf>,
-    /// Servers of etcd that decide which nodes live, so that no node is special: http://HOST:2379, or several with
-    /// commas. If the first process dies, the next one runs the program. With --join: as this machine reaches them
+    /// Servers of etcd that decide which nodes live, so that no node is special: http://HOST:2379, or
+    /// 'https://USER:PASSWORD@HOST:2379?ca=FILE&cert=FILE&key=FILE', or several with commas. If the first process dies,
+    /// the next one runs the program. With --join: as this machine reaches them
     #[arg(long, value_name = "URL,…")]
     etcd: Option<String>,
     /// File whose first line is the secret of the program's nodes [default: the variable FARFIELD_TOKEN]

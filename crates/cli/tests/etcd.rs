@@ -27,6 +27,7 @@ const TESTS: &[(&str, fn())] = &[
     ("nothing_is_lost_while_etcd_is_away_for_a_moment", nothing_is_lost_while_etcd_is_away_for_a_moment),
     ("nodes_end_when_etcd_stays_away", nodes_end_when_etcd_stays_away),
     ("wrong_servers_are_refused_with_advice", wrong_servers_are_refused_with_advice),
+    ("etcd_may_want_tls_and_a_user", etcd_may_want_tls_and_a_user),
 ];
 
 /// Tests of the deep tier, or by name.
@@ -129,6 +130,8 @@ struct EtcdServer {
     name: String,
     /// Port for clients.
     port: u16,
+    /// Port for clients over TLS, and the folder with the certificates, if there is one.
+    tls: Option<(u16, PathBuf)>,
     /// All servers with their names and URLs, for each other.
     cluster: String,
     process: Option<Child>,
@@ -146,6 +149,7 @@ fn etcd(folder: &Folder, servers: usize) -> Vec<EtcdServer> {
         folder: folder.path(&format!("etcd{number}")),
         name: format!("s{number}"),
         port: ports[number],
+        tls: None,
         cluster: cluster.join(","),
         process: None,
     };
@@ -166,9 +170,14 @@ impl EtcdServer {
 
     /// Starts the server, with what it has stored.
     fn start(&mut self) {
-        let (clients, own) = (self.url(), format!("{}=", self.name));
+        let (mut clients, own) = (self.url(), format!("{}=", self.name));
         let peers = self.cluster.split(',').find_map(|server| server.strip_prefix(&own)).expect("it is one of them");
         let mut command = Command::new(ETCD);
+        if let Some((port, certificates)) = &self.tls {
+            clients += &format!(",https://127.0.0.1:{port}");
+            command.arg("--cert-file").arg(certificates.join("etcd.pem"));
+            command.arg("--key-file").arg(certificates.join("etcd.key"));
+        }
         command.args(["--name", &self.name, "--data-dir"]).arg(&self.folder);
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]);
@@ -499,10 +508,66 @@ fn wrong_servers_are_refused_with_advice() {
     let folder = Folder::new("wrong");
     for (url, advice) in [
         ("http://127.0.0.1:1", "start it, or name more of its servers"),
-        ("https://127.0.0.1:1", "write http://HOST:2379"),
+        ("https://127.0.0.1:1", "?ca=FILE"),
+        ("tcp://127.0.0.1:1", "write http://HOST:2379"),
     ] {
         let output = share(&folder, &["--nodes", "2", "--etcd", url], 0, "errors").output().unwrap();
         let errors = std::fs::read_to_string(folder.path("errors")).unwrap();
         assert!(output.status.code() == Some(4) && errors.contains(advice), "{errors}{}", text(&output));
     }
+}
+
+fn etcd_may_want_tls_and_a_user() {
+    let folder = Folder::new("tls");
+    let certificates = folder.path("certificates");
+    let path = certificates.to_str().unwrap();
+    for arguments in [&["init", path][..], &["server", path, "etcd", "127.0.0.1"], &["client", path, "node"]] {
+        assert!(farfield().arg("cert").args(arguments).output().unwrap().status.success());
+    }
+    let mut servers = etcd(&folder, 1);
+    for (name, message) in [
+        ("user/add", r#"{"name":"root","password":"p@ss,word"}"#),
+        ("role/add", r#"{"name":"root"}"#),
+        ("user/grant", r#"{"user":"root","role":"root"}"#),
+        ("enable", "{}"),
+    ] {
+        let answer = servers[0].ask("POST", &format!("/v3/auth/{name}"), message);
+        assert!(answer.contains("200 OK"), "{name}: {answer}");
+    }
+    servers[0].kill();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    servers[0].tls = Some((port, certificates.clone()));
+    servers[0].start();
+    servers[0].wait();
+    let url = |password: &str, authority: &str| {
+        format!(
+            "https://root:{password}@127.0.0.1:{port}?ca={path}/{authority}&cert={path}/node.pem&key={path}/node.key"
+        )
+    };
+    for (url, advice) in [
+        (url("wr%6Fng", "ca.pem"), "authentication failed"),
+        (url("p%40ss%2Cword", "node.pem"), "certificate"),
+        (url("p%40ss%2Cword", "absent.pem"), "absent.pem"),
+        (format!("https://127.0.0.1:{port}?ca={path}/ca.pem"), "user name is empty"),
+    ] {
+        let output = share(&folder, &["--nodes", "2", "--etcd", &url], 0, "errors").output().unwrap();
+        let errors = std::fs::read_to_string(folder.path("errors")).unwrap();
+        assert!(output.status.code() == Some(4) && errors.contains(advice), "{errors}{}", text(&output));
+        assert!(!errors.contains("root:"), "{errors}");
+    }
+    let options = ["--nodes", "3", "--etcd", &url("p%40ss%2Cword", "ca.pem")];
+    let run = Running::start(&mut share(&folder, &options, 2, "errors"));
+    let mut counting = CountingProgram { etcd: servers, folder, run, processes: Vec::new() };
+    counting.processes = counting.leader(0, 0);
+    let count = counting.count();
+    // The token of a server that begins anew has ended.
+    counting.etcd[0].kill();
+    counting.etcd[0].start();
+    counting.etcd[0].wait();
+    kill(counting.processes[0]);
+    assert_eq!(counting.leader(1, 1), counting.processes[1..]);
+    assert!(counting.count() >= count);
+    std::fs::write(counting.folder.path("end"), "").unwrap();
+    until("all processes end", || !counting.processes.iter().any(|process| is_there(*process)));
+    assert!(!counting.errors().contains("ends:"), "{}", counting.errors());
 }

@@ -111,9 +111,11 @@ impl NodeBuilder {
         self
     }
 
-    /// Lets etcd decide on the members, so that no node is special: `http://HOST:2379`, or several of its servers with
-    /// commas. Each node has a lease there of the time that [`expel_after`](NodeBuilder::expel_after) says, in whole
-    /// seconds, and ends when it cannot renew it.
+    /// Lets etcd decide on the members, so that no node is special: `http://HOST:2379`, or
+    /// `https://USER:PASSWORD@HOST:2379?ca=FILE&cert=FILE&key=FILE`, or several of its servers with commas. What one of
+    /// them says of the user and of files holds for all; other machines have these files, too. Each node has a lease
+    /// there of the time that [`expel_after`](NodeBuilder::expel_after) says, in whole seconds, and ends when it cannot
+    /// renew it.
     ///
     /// If the node dies that runs the program's body, the first one that is left runs it from its begin, in its own
     /// process. What the others keep, and what has a backup, is found by its name ([`Here::lookup`]);

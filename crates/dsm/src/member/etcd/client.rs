@@ -1,10 +1,12 @@
 //! Client of etcd: leases, keys, and transactions, over the JSON gateway that each server of etcd has since 3.4.
 
+use super::urls::EtcdUrls;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest wait for one server before the next one is asked.
@@ -18,6 +20,10 @@ pub(super) struct EtcdClient {
     /// Server that has answered last.
     current: AtomicUsize,
     agent: ureq::Agent,
+    /// User and password, if etcd wants them.
+    login: Option<(String, String)>,
+    /// Token that it has given for these.
+    token: Mutex<Option<String>>,
 }
 
 /// Error: etcd has not done what it was asked for, as far as is known.
@@ -29,6 +35,8 @@ pub(super) enum EtcdError {
     Silent(String),
     #[error("it refuses: {0}")]
     Refused(String),
+    #[error("it refuses the user: {0}")]
+    Unauthenticated(String),
     #[error("its answer is none of etcd 3.4 or newer: {0}")]
     Malformed(&'static str),
 }
@@ -104,14 +112,11 @@ fn key_values(answer: &Value) -> impl Iterator<Item = (String, StoredValue)> + '
 
 impl EtcdClient {
     /// Creates a client of the servers at these URLs, which commas separate.
-    pub(super) fn new(urls: &str) -> Result<EtcdClient, &'static str> {
-        let servers: Vec<String> = urls.split(',').map(|url| url.trim().trim_end_matches('/').to_owned()).collect();
-        let is_host = |url: &String| url.strip_prefix("http://").is_some_and(|host| !host.is_empty());
-        if !servers.iter().all(is_host) {
-            return Err("write http://HOST:2379, or several of them with commas; for TLS, a proxy beside each node");
-        }
-        let config = ureq::Agent::config_builder().max_redirects(0).proxy(None).http_status_as_error(false).build();
-        Ok(EtcdClient { servers, current: AtomicUsize::new(0), agent: ureq::Agent::new_with_config(config) })
+    pub(super) fn new(urls: &str) -> Result<EtcdClient, String> {
+        let EtcdUrls { servers, login, files } = EtcdUrls::parse(urls)?;
+        let config = ureq::Agent::config_builder().max_redirects(0).proxy(None).http_status_as_error(false);
+        let agent = ureq::Agent::new_with_config(config.tls_config(files.config()?).build());
+        Ok(EtcdClient { servers, current: AtomicUsize::new(0), agent, login, token: Mutex::default() })
     }
 
     /// Asks one server after the other until one answers, or the time is over.
@@ -137,8 +142,35 @@ impl EtcdClient {
         Err(failed)
     }
 
+    /// Asks a server, with a token if a user is named. A token that has ended is replaced once.
     fn ask_server(&self, server: &str, path: &str, message: &Value, within: Duration) -> Result<Value, EtcdError> {
-        let request = self.agent.post(format!("{server}/v3/{path}")).content_type("application/json");
+        let Some((user, password)) = &self.login else { return self.post(server, path, message, None, within) };
+        let known = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(token) = known {
+            match self.post(server, path, message, Some(&token), within) {
+                Err(EtcdError::Unauthenticated(_)) => {}
+                answer => return answer,
+            }
+        }
+        let answer =
+            self.post(server, "auth/authenticate", &json!({ "name": user, "password": password }), None, within)?;
+        let token = answer["token"].as_str().ok_or(EtcdError::Malformed("it gives no token"))?.to_owned();
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+        self.post(server, path, message, Some(&token), within)
+    }
+
+    fn post(
+        &self,
+        server: &str,
+        path: &str,
+        message: &Value,
+        token: Option<&str>,
+        within: Duration,
+    ) -> Result<Value, EtcdError> {
+        let mut request = self.agent.post(format!("{server}/v3/{path}")).content_type("application/json");
+        if let Some(token) = token {
+            request = request.header("authorization", token);
+        }
         let request = request.config().timeout_global(Some(within)).build();
         let failed = |error: ureq::Error| match error {
             ureq::Error::Timeout(_) => EtcdError::Silent(server.to_owned()),
@@ -152,10 +184,12 @@ impl EtcdClient {
             return Ok(answer);
         }
         let said = answer["message"].as_str().or(answer["error"].as_str()).unwrap_or_default();
-        // Codes of gRPC: the deadline is exceeded, or the server is unavailable.
+        let told = format!("{server}: {} {said}", response.status().as_u16());
+        // Codes of gRPC: the deadline is exceeded, the server is unavailable, or the token has ended.
         Err(match number(&answer["code"]) {
             4 | 14 => EtcdError::Silent(format!("{server}: {said}")),
-            _ => EtcdError::Refused(format!("{server}: {} {said}", response.status().as_u16())),
+            16 => EtcdError::Unauthenticated(told),
+            _ => EtcdError::Refused(told),
         })
     }
 
@@ -296,6 +330,28 @@ mod tests {
             assert!(error.to_string().contains(expected), "{error}");
             drop(asked.join());
         }
-        assert!(EtcdClient::new("https://etcd:2379").is_err() && EtcdClient::new("http://").is_err());
+    }
+
+    #[test]
+    fn a_token_that_has_ended_is_replaced_once() {
+        let ended = http("401 Unauthorized", r#"{"code":16,"message":"etcdserver: invalid auth token"}"#);
+        let token = |token| http("200 OK", if token == 1 { r#"{"token":"one"}"# } else { r#"{"token":"two"}"# });
+        let lease = http("200 OK", r#"{"ID":"7","TTL":"5"}"#);
+        let (url, asked) = server(vec![token(1), lease, ended, token(2), lease, ended, token(2), ended]);
+        let client = EtcdClient::new(&url.replace("http://", "http://us%65r:p@ss:word@")).unwrap();
+        client.grant(WITHIN, WITHIN).unwrap();
+        client.grant(WITHIN, WITHIN).unwrap();
+        let refused = client.grant(WITHIN, WITHIN).unwrap_err();
+        assert!(refused.to_string().contains("refuses the user"), "{refused}");
+        let asked = asked.join().unwrap();
+        assert!(
+            asked[0].contains(r#""name":"user""#) && asked[0].contains(r#""password":"p@ss:word""#),
+            "{}",
+            asked[0]
+        );
+        let tokens =
+            asked.iter().map(|asked| ["one", "two"].map(|token| asked.contains(&format!("authorization: {token}"))));
+        let [first, second, none] = [[true, false], [false, true], [false, false]];
+        assert_eq!(tokens.collect::<Vec<_>>(), [none, first, first, none, second, second, none, second]);
     }
 }

@@ -16,6 +16,7 @@
 //! | `name/NAME` | word and type of a named value, as JSON | the program's lease |
 
 mod client;
+mod urls;
 
 use super::beats::{BEAT_EVERY, is_refused};
 use super::{ElectionInvitation, MemberAuthority, NodeEnd, ReplicaVerdict, others, random_secret, say};
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use urls::shown;
 
 /// Longest wait for etcd when a node starts or ends.
 const START_WITHIN: Duration = Duration::from_secs(5);
@@ -87,12 +89,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn failed(urls: &str) -> impl Fn(EtcdError) -> NodeStartError {
-    let url = urls.to_owned();
+    let url = shown(urls);
     move |error| NodeStartError::Etcd { url: url.clone(), problem: error.to_string() }
 }
 
 fn open(urls: &str) -> Result<EtcdClient, NodeStartError> {
-    EtcdClient::new(urls).map_err(|problem| NodeStartError::Etcd { url: urls.into(), problem: problem.into() })
+    EtcdClient::new(urls).map_err(|problem| NodeStartError::Etcd { url: shown(urls), problem })
 }
 
 /// Writes the first view of a new program to etcd.
@@ -185,7 +187,7 @@ impl EtcdAuthority {
             let asked = self.started.elapsed();
             let left = lock(&self.term).left(asked);
             if left.is_zero() {
-                let urls = &self.invitation.urls;
+                let urls = shown(&self.invitation.urls);
                 node.first.end(NodeEnd::LeaseOver(format!("its lease at etcd, {urls}, was not renewed: {problem}")));
                 continue;
             }
@@ -200,7 +202,7 @@ impl EtcdAuthority {
     }
 
     fn lease_is_gone(&self) -> NodeEnd {
-        let urls = &self.invitation.urls;
+        let urls = shown(&self.invitation.urls);
         NodeEnd::LeaseOver(format!("its lease at etcd, {urls}, is gone: the others go on without this node"))
     }
 
