@@ -5,6 +5,7 @@ use super::columns::{KeyColumn, named};
 use super::formula::FormulaInput;
 use super::output_units::OutputUnits;
 use super::paged::Paged;
+use super::vec::FEW_UNITS;
 use super::{FarVec, Formula, range_of};
 use crate::Heap;
 use crate::error::FarError;
@@ -18,8 +19,6 @@ use farfield_wic::{CallError, Number, Where};
 const CALL_PAGES: usize = 512;
 /// Pieces of one call, at most.
 const CALL_PIECES: usize = 1024;
-/// Up to this many pages are computed here instead: that takes less than a call.
-const FEW_PAGES: usize = 4;
 
 impl Heap {
     /// Computes a column: what a formula makes of the numbers of each row, in the formula's type. Rows whose
@@ -102,11 +101,8 @@ impl<N: Number> Computing<'_, N> {
             Where::Auto if is_computable && core.may_offload::<ComputeColumn<N>>() => {
                 let far: Vec<usize> = (0..units).filter(|unit| self.is_far(*unit)).collect();
                 let mut output = OutputUnits::claim(core, units)?;
-                if far.len() > FEW_PAGES
-                    && self.ask_server(&mut output, far.into_iter()).is_err()
-                    && !output.is_usable()
-                {
-                    output = OutputUnits::claim(core, units)?;
+                if far.len() > FEW_UNITS && self.ask_server(&mut output, far.into_iter()).is_err() {
+                    output.renew_if_lost()?;
                 }
                 output
             }

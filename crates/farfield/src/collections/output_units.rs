@@ -102,9 +102,13 @@ impl<'h, T: Send + 'static> OutputUnits<'h, T> {
         }
     }
 
-    /// Checks whether units that the server did not make may still be made here.
-    pub(super) fn is_usable(&self) -> bool {
-        !self.is_lost
+    /// Claims other units in the place of these, if functions that failed may still write to these. What the
+    /// server did not make can be made here afterwards.
+    pub(super) fn renew_if_lost(&mut self) -> Result<(), FarError> {
+        if self.is_lost {
+            *self = OutputUnits::claim(self.core, self.units.len())?;
+        }
+        Ok(())
     }
 
     /// Returns the units that are not made yet.
@@ -119,7 +123,7 @@ impl<'h, T: Send + 'static> OutputUnits<'h, T> {
     where
         T: Copy,
     {
-        assert!(self.is_usable() && elements.len() <= Paged::<T>::PER_UNIT);
+        assert!(!self.is_lost && elements.len() <= Paged::<T>::PER_UNIT);
         let page = self.page(unit);
         match self.units[unit] {
             OutputUnitState::Claimed => self.core.unclaim(page),
@@ -204,7 +208,7 @@ mod tests {
         assert_eq!(argument.to.iter().map(|pages| pages.count).sum::<u64>(), 40);
         let refused = output.ask::<CopyBytes>(vec![(core::iter::once(0..40).collect(), argument)]);
         assert_eq!(refused, Err(CallError::Nowhere));
-        assert!(output.is_usable());
+        assert!(!output.is_lost);
         let scope = heap.enter();
         for unit in 0..40 {
             output.make_here(&scope, unit, &[]).unwrap();

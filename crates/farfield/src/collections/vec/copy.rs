@@ -18,8 +18,8 @@ const CALL_PAGES: usize = 512;
 const CALL_PIECES: usize = 1024;
 /// Calls under way at a time.
 const CALLS: usize = 4;
-/// Up to this many pages are copied here instead: that takes less than a call.
-pub(super) const FEW_UNITS: usize = 4;
+/// Up to this many pages are made here instead: that takes less than a call.
+pub(in crate::collections) const FEW_UNITS: usize = 4;
 
 impl<N: Number> FarVec<N> {
     /// Copies the elements, or [some](Copying::over), into a new vector. Far elements stay far and
@@ -99,11 +99,8 @@ impl<N: Number> Copying<'_, N> {
             Where::Auto if self.heap.core().may_offload::<CopyBytes>() => {
                 let far: Vec<usize> = (0..units).filter(|unit| self.is_far(*unit)).collect();
                 let mut output = OutputUnits::claim(self.heap.core(), units)?;
-                if far.len() > FEW_UNITS
-                    && self.ask_server(&mut output, far.into_iter()).is_err()
-                    && !output.is_usable()
-                {
-                    output = OutputUnits::claim(self.heap.core(), units)?;
+                if far.len() > FEW_UNITS && self.ask_server(&mut output, far.into_iter()).is_err() {
+                    output.renew_if_lost()?;
                 }
                 self.make_here(&mut output)?;
                 output

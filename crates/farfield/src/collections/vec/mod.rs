@@ -15,7 +15,7 @@ mod view;
 
 pub use aggregate::Aggregate;
 pub use copy::Copying;
-pub(super) use copy::add;
+pub(super) use copy::{FEW_UNITS, add};
 pub use pinned::PinnedVec;
 pub use ranks::{Finding, Ranking};
 pub use sorted::Sorting;

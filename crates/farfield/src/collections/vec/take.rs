@@ -149,8 +149,8 @@ impl<N: Number> Taking<'_, N> {
             Where::Auto if self.is_worth_asking() => {
                 let asked =
                     self.write_back().map_err(OffloadError::from).and_then(|()| self.ask_server(&mut output, units));
-                if asked.is_err() && !output.is_usable() {
-                    output = OutputUnits::claim(self.heap.core(), units)?;
+                if asked.is_err() {
+                    output.renew_if_lost()?;
                 }
                 self.make_here(&mut output)?;
             }
