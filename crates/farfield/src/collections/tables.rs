@@ -408,7 +408,7 @@ impl<N: Number> ColumnKernel for GroupKernel<'_, N> {
     }
 
     fn fits(&self, answer: &Groups<N>) -> bool {
-        answer.groups.values().all(|parts| parts.len() == self.values.len())
+        answer.has_columns(self.values.len())
     }
 
     fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {
@@ -481,7 +481,7 @@ impl<N: Number> ColumnKernel for ComputeKernel<'_, N> {
     }
 
     fn fits(&self, answer: &Groups<N>) -> bool {
-        answer.groups.values().all(|parts| parts.len() == self.formulas.len())
+        answer.has_columns(self.formulas.len())
     }
 
     fn merge_answer(&mut self, _rows: &VecDeque<Range<usize>>, answer: Groups<N>) -> Result<(), OffloadError> {

@@ -49,6 +49,12 @@ impl<N: Number> Default for Groups<N> {
 impl<N: Number> Groups<N> {
     /// Most keys of an answer; for keys of more than two columns, or several columns that are added up, fewer.
     pub const MOST: usize = 1024;
+
+    /// Checks whether each key has a result for each of so many columns. Servers may be wrong.
+    pub fn has_columns(&self, columns: usize) -> bool {
+        self.groups.values().all(|parts| parts.len() == columns)
+    }
+
     /// Adds everything that another one has.
     pub fn merge(&mut self, other: &Groups<N>) {
         self.rows = self.rows.saturating_add(other.rows);
