@@ -44,6 +44,30 @@ enum SchedulerArg {
     Replay(replay::ReplayArgs),
 }
 
+/// Times of a gate that decides in rounds.
+#[derive(Args, Debug)]
+struct GatePatience {
+    /// Interval between two looks at the scheduler
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "1s")]
+    every: Duration,
+    /// Time within which an admitted job must start, or it waits again
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
+    start_within: Duration,
+    /// Time of waiting after which a job is overtaken by no other
+    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
+    overtake: Duration,
+}
+
+impl GatePatience {
+    fn config(&self, is_dry_run: bool) -> GateConfig {
+        GateConfig {
+            start_within_s: self.start_within.as_secs().max(1),
+            overtake_within_s: self.overtake.as_secs(),
+            is_dry_run,
+        }
+    }
+}
+
 /// Let jobs of Slurm with far memory start, by squeue and scontrol.
 ///
 /// Jobs say `--comment=farfield:least=0.5` to Slurm, which `farfield cluster init` has prepared. The
@@ -64,15 +88,8 @@ struct SlurmArgs {
     /// File whose first line is the token for the memory servers [default: the variable FARFIELD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Interval between two looks at the scheduler
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "1s")]
-    every: Duration,
-    /// Time within which an admitted job must start, or it waits again
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
-    start_within: Duration,
-    /// Time of waiting after which a job is overtaken by no other
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
-    overtake: Duration,
+    #[command(flatten)]
+    patience: GatePatience,
     /// File whose lock keeps a second gate out [default: gate.lock beside the socket of this user's agent]
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
@@ -117,13 +134,10 @@ fn run_slurm(args: SlurmArgs) -> anyhow::Result<()> {
     let mut slurm = Slurm::new(&args.partition);
     let mut pool = PoolWatch::new(&args.server, args.token_file.as_deref(), args.copies)?;
     let is_dry_run = args.dry_run || args.explain.is_some();
-    let config = GateConfig {
-        start_within_s: args.start_within.as_secs().max(1),
-        overtake_within_s: args.overtake.as_secs(),
-        is_dry_run,
-    };
+    let config = args.patience.config(is_dry_run);
     ensure!(!args.json || args.once || args.dry_run, "--json is for --once and --dry-run");
-    ensure!(args.every >= Duration::from_millis(50), "--every is at least 50ms");
+    let every = args.patience.every;
+    ensure!(every >= Duration::from_millis(50), "--every is at least 50ms");
     if is_dry_run || args.once {
         let _lock = if is_dry_run { None } else { Some(GateLock::take(args.lock.as_deref())?) };
         let round = config.round(&mut slurm, pool.servers(), now_s())?;
@@ -144,19 +158,19 @@ fn run_slurm(args: SlurmArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
     log(&round);
-    let (mut pause, mut renewed) = (args.every, Instant::now());
+    let (mut pause, mut renewed) = (every, Instant::now());
     while serving::wait_for_signal(stop, pause)?.is_none() {
         let started = Instant::now();
         match config.round(&mut slurm, pool.servers(), now_s()) {
             Ok(round) => {
                 metrics::count_round(&counts, &round, started);
                 log(&round);
-                pause = args.every;
+                pause = every;
             }
             Err(error) => {
                 metrics::count_failure(&counts);
                 tracing::warn!(%error, "the scheduler cannot be read; jobs keep what they have");
-                pause = (pause * 2).min(PAUSE_MAX.max(args.every));
+                pause = (pause * 2).min(PAUSE_MAX.max(every));
             }
         }
         if renewed.elapsed() >= RENEW_EVERY {

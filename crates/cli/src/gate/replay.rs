@@ -1,9 +1,9 @@
 //! `farfield gate replay`: the gate on a simulated cluster, before it decides on a real one.
 
+use super::GatePatience;
 use crate::sim::{self, Results};
 use anyhow::{Context, ensure};
 use clap::Args;
-use farfield_cluster::gate::GateConfig;
 use farfield_cluster::gate::replay::{GatedCluster, ReplayCounts};
 use farfield_cluster::sim::{Policy, RunSummary, Simulator, summarise};
 use farfield_pager::runner::ByteSize;
@@ -11,7 +11,6 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Try the gate on a simulated cluster, whose jobs arrive as they were recorded or drawn.
 ///
@@ -26,15 +25,8 @@ pub(super) struct ReplayArgs {
     /// Policy by which agents divide near memory: uniform:SHARE, variable, memory-time or worth
     #[arg(long, value_name = "POLICY", default_value = "memory-time")]
     policy: Policy,
-    /// Interval between two looks at the scheduler, in whole seconds
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "1s")]
-    every: Duration,
-    /// Time within which an admitted job must start, or it waits again
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "30s")]
-    start_within: Duration,
-    /// Time of waiting after which a job is overtaken by no other
-    #[arg(long, value_name = "TIME", value_parser = crate::serve::duration, default_value = "60m")]
-    overtake: Duration,
+    #[command(flatten)]
+    patience: GatePatience,
     /// Seed of the arrivals; equal seeds give equal results
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -63,14 +55,12 @@ struct GateReplayResults {
 
 /// Replays a scenario, and prints what became of its jobs.
 pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
-    ensure!(args.every >= Duration::from_secs(1), "--every is at least 1s: arrivals are replayed by the second");
+    let every = args.patience.every;
+    let is_whole = every.as_secs() > 0 && every.subsec_nanos() == 0;
+    ensure!(is_whole, "--every is at least 1s, and whole seconds: arrivals are replayed by the second");
     ensure!(args.policy.uses_far(), "--policy near has no far memory, and no use for a gate");
     let scenario = sim::scenario(&args.scenario)?;
-    let config = GateConfig {
-        start_within_s: args.start_within.as_secs().max(1),
-        overtake_within_s: args.overtake.as_secs(),
-        is_dry_run: false,
-    };
+    let config = args.patience.config(false);
     let mut policies = Vec::new();
     for policy in [Policy::NEAR, args.policy] {
         let mut simulator = Simulator::new(&scenario, policy).with_context(|| args.scenario.clone())?;
@@ -80,7 +70,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let mut cluster = GatedCluster::new(&scenario, args.policy, args.seed)?;
     let jobs = cluster.records().len();
     let progress = |arrived| sim::progress(&format!("gate: {arrived} of {jobs} jobs have arrived"));
-    let replayed = config.replay(&mut cluster, args.every.as_secs(), progress);
+    let replayed = config.replay(&mut cluster, every.as_secs(), progress);
     sim::erase();
     let gate = replayed?;
     let name = format!("gate, {}", args.policy);

@@ -12,7 +12,7 @@ use core::convert::Infallible;
 use farfield_core::policy::cluster::{JobClass, PoolServers};
 use serde::Serialize;
 
-/// BookedAdmission in the scheduler's books.
+/// Admission in the scheduler's books.
 #[derive(Clone, Copy, Debug)]
 struct BookedAdmission {
     node: usize,
@@ -32,7 +32,7 @@ pub struct GatedCluster {
     present: Vec<usize>,
     /// Jobs that have arrived.
     arrived: usize,
-    /// BookedAdmission of each job.
+    /// Admission of each job.
     admissions: Vec<Option<BookedAdmission>>,
     /// Node of each job that runs.
     nodes: Vec<Option<usize>>,
@@ -201,8 +201,8 @@ impl Scheduler for GatedCluster {
             }
             BookChange::Withdraw => *admission = None,
             BookChange::Admit { node, far_bytes, now_s } => {
-                let named = (0..self.simulator.cluster().nodes()).find(|&index| node_name(index) == node);
-                *admission = named.map(|node| BookedAdmission { node, far_bytes, at_s: now_s });
+                let number: usize = node[1..].parse().expect("named by this cluster");
+                *admission = Some(BookedAdmission { node: number - 1, far_bytes, at_s: now_s });
             }
         }
         Ok(())
