@@ -727,6 +727,27 @@ impl Membership {
         requests: usize,
         may_lack: &dyn Fn(usize, PoolError) -> bool,
     ) -> Result<Vec<Option<MemberLane>>, PoolError> {
+        loop {
+            let failed = self.failed();
+            let (lanes, lacking) = self.open_what_is_there(requests, may_lack)?;
+            if lanes.iter().flatten().count() >= self.needed {
+                return Ok(lanes);
+            }
+            // Members that died meanwhile may have successors, which this round came too early for.
+            if self.failed() == failed || !self.are_enough(self.present()) {
+                // A caller that hears that everything is gone would give up for good what is only slow.
+                return Err(lacking.unwrap_or_else(|| self.gone()));
+            }
+        }
+    }
+
+    /// Opens lanes for [`Membership::open_lanes_but`], however few. Returns the error of a member
+    /// that was left out and has not failed with them.
+    fn open_what_is_there(
+        &self,
+        requests: usize,
+        may_lack: &dyn Fn(usize, PoolError) -> bool,
+    ) -> Result<(Vec<Option<MemberLane>>, Option<PoolError>), PoolError> {
         let (mut lanes, mut lacking) = (Vec::with_capacity(self.members.len()), None);
         for index in 0..self.members.len() {
             let backend = self.backend(index);
@@ -745,11 +766,7 @@ impl Membership {
             };
             lanes.push(lane.map(|lane| MemberLane::new(lane, requests)));
         }
-        if lanes.iter().flatten().count() < self.needed {
-            // A caller that hears that everything is gone would give up for good what is only slow.
-            return Err(lacking.unwrap_or_else(|| self.gone()));
-        }
-        Ok(lanes)
+        Ok((lanes, lacking))
     }
 }
 

@@ -340,8 +340,9 @@ mod tests {
         /// Its answers do not arrive, at lanes of the thread that began its life.
         is_held: Arc<AtomicBool>,
         began_in: ThreadId,
-        /// Happens before it answers once how it is.
+        /// Happens before it answers once how it is, and before a lane to it is opened.
         before_answer: Arc<Mutex<Option<Event>>>,
+        before_open: Arc<Mutex<Option<Event>>>,
     }
 
     type Event = Box<dyn FnOnce() + Send>;
@@ -364,6 +365,7 @@ mod tests {
                 is_held: self.is_held.clone(),
                 began_in: self.began_in,
                 before_answer: self.before_answer.clone(),
+                before_open: self.before_open.clone(),
             })
         }
 
@@ -374,6 +376,8 @@ mod tests {
 
     impl Backend for Life {
         fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
+            let event = self.before_open.lock().take();
+            event.into_iter().for_each(|happen| happen());
             if self.is_over() {
                 return Err(GONE);
             }
@@ -455,7 +459,8 @@ mod tests {
             let incarnation = self.next.fetch_add(1, Ordering::SeqCst);
             let ram = RamBackend::new(server as u16, self.pages);
             let (is_over, is_held, began_in) = (Arc::default(), Arc::default(), thread::current().id());
-            let life = Arc::new(Life { ram, incarnation, is_over, is_held, began_in, before_answer: Arc::default() });
+            let (before_answer, before_open) = Default::default();
+            let life = Arc::new(Life { ram, incarnation, is_over, is_held, began_in, before_answer, before_open });
             let mut lives = self.lives.lock();
             if server < lives.len() { lives[server] = life } else { lives.push(life) }
         }
@@ -590,19 +595,19 @@ mod tests {
         let membership = Arc::new(Membership::new(world.members(), world.spares(|member| member), 1, false, 3));
         world.end(0);
         membership.check_health();
-        come_back(&world, &membership);
+        come_back(&world, &membership, 0, 2);
         world.end(0);
         membership.check_health();
         assert_eq!((membership.failed(), membership.former()), (MemberSet(0b101), MemberSet(0b101)));
         (world, membership)
     }
 
-    /// The first server of the pair comes to the slot.
-    fn come_back(world: &World, membership: &Membership) {
-        world.begin(0);
+    /// A server of the pair comes to this slot.
+    fn come_back(world: &World, membership: &Membership, server: usize, slot: usize) {
+        world.begin(server);
         wait_until("it is back", || {
             membership.rejoin(PAGES, 1);
-            !membership.failed().has(2)
+            !membership.failed().has(slot)
         });
     }
 
@@ -613,12 +618,35 @@ mod tests {
         // The slot is given again between the question and what follows from the answer.
         *dead.before_answer.lock() = Some(Box::new(move || {
             known.release_slot(|_| ());
-            come_back(&world, &known);
+            come_back(&world, &known, 0, 2);
         }));
         membership.check_health();
         assert!(dead.before_answer.lock().is_none(), "it was asked");
         // Neither has it failed, nor do lanes leave it.
         assert_eq!((membership.failed(), membership.former()), (MemberSet(0b001), MemberSet(0b001)));
+    }
+
+    #[test]
+    fn a_lane_that_is_opened_while_members_take_turns_finds_those_that_came() {
+        let world = World::new(2, PAGES);
+        let membership = Arc::new(Membership::new(world.members(), world.spares(|member| member), 1, false, 4));
+        for (server, slot) in [(0, 2), (1, 3)] {
+            world.end(server);
+            membership.check_health();
+            come_back(&world, &membership, server, slot);
+        }
+        world.end(0);
+        membership.check_health();
+        membership.release_slot(|_| ());
+        assert!(membership.backend(2).is_none() && !membership.failed().has(3));
+        // One comes to a slot that the lane has passed by; then the one dies that it reaches.
+        let (known, turns) = (membership.clone(), world.clone());
+        *world.life(1).before_open.lock() = Some(Box::new(move || {
+            come_back(&turns, &known, 0, 2);
+            turns.end(1);
+        }));
+        let lanes = membership.open_lanes(1).unwrap();
+        assert_eq!(lanes.iter().position(Option::is_some), Some(2));
     }
 
     #[test]
@@ -633,7 +661,7 @@ mod tests {
         drop(opened);
         membership.release_slot(|_| ());
         assert!(!is_kept());
-        come_back(&world, &membership);
+        come_back(&world, &membership, 0, 2);
         assert_eq!((membership.failed(), membership.former()), (MemberSet(0b001), MemberSet(0b001)));
     }
 

@@ -189,6 +189,10 @@ impl EcLane {
             split.task.is_wide = true;
         }
         self.ask(index, needed);
+        // All that were to be asked may have died since they were chosen.
+        if self.splits[index].as_ref().is_some_and(|split| split.under_way().is_empty()) {
+            self.end_read_badly(index);
+        }
     }
 
     /// Asks `count` more members, the fastest of those that have not been asked.
