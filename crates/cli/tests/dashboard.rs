@@ -238,17 +238,7 @@ fn certificate_and_tokens_are_read_again_on_sighup() {
     const NEW: &str = "0123456789abcdef-new";
     let folder = Folder::new("exchanged");
     let at = |name: &str| folder.path(name).to_str().unwrap().to_owned();
-    for authority in ["old", "new"] {
-        for words in [&["init"][..], &["server", "127.0.0.1"]] {
-            let made = farfield().args(["cert", words[0], &at(authority)]).args(&words[1..]).output().unwrap();
-            assert!(made.status.success(), "{}", text(&made));
-        }
-    }
-    let install = |authority: &str| {
-        for kind in ["pem", "key"] {
-            std::fs::copy(at(&format!("{authority}/127.0.0.1.{kind}")), at(kind)).unwrap();
-        }
-    };
+    let install = common::exchangeable_certificates(&folder);
     install("old");
     let readers = private(&folder, "readers", OLD);
     let mut command = farfield();

@@ -289,6 +289,38 @@ fn messages_of_nonsense_are_refused() {
 }
 
 #[test]
+fn the_certificate_of_the_webhook_is_exchanged_while_it_serves() {
+    let folder = Folder::new("kubernetes-exchanged");
+    std::fs::write(folder.path("token"), "secret-of-the-test\n").unwrap();
+    let install = common::exchangeable_certificates(&folder);
+    install("old");
+    let (_, url) = FakeApi::start();
+    let mut command = farfield();
+    command.args(["gate", "kubernetes", "--far", "50M", "--extender", "127.0.0.1:0", "--api-server", &url]);
+    command.args(["--webhook", "127.0.0.1:0", "--api-token-file"]).arg(folder.path("token"));
+    command.arg("--tls-cert").arg(folder.path("pem")).arg("--tls-key").arg(folder.path("key"));
+    let mut gate = Running::start(&mut command);
+    let ready: Value = serde_json::from_str(&gate.line()).unwrap();
+    let webhook = format!("https://{}", ready["webhook"].as_str().unwrap());
+    // Each question has a connection of its own.
+    let is_believed = |authority: &str| {
+        let client = ApiClient::new(&webhook, Some(&folder.path(&format!("{authority}/ca.pem")))).unwrap();
+        client.get("/healthz", None, PATIENCE, 100).is_ok_and(|answer| answer.status == StatusCode::OK)
+    };
+    assert_eq!(["old", "new"].map(is_believed), [true, false]);
+    // As the kubelet does it: nobody says so.
+    install("new");
+    until("the new files are seen", || ["old", "new"].map(is_believed) == [false, true]);
+    std::fs::write(folder.path("key"), "no key").unwrap();
+    gate.signal(libc::SIGHUP);
+    install("old");
+    gate.signal(libc::SIGHUP);
+    until("it was read again", || ["old", "new"].map(is_believed) == [true, false]);
+    gate.signal(libc::SIGTERM);
+    assert!(gate.wait().success());
+}
+
+#[test]
 fn what_cannot_be_started_is_refused_with_what_to_do() {
     let folder = Folder::new("kubernetes-refused");
     std::fs::write(folder.path("token"), "wrong\n").unwrap();

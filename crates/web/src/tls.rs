@@ -5,6 +5,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, crypto};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::SystemTime;
 
 /// Reason why a file of certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,26 +35,51 @@ pub enum TlsFileError {
 pub struct TlsIdentity {
     certificate: PathBuf,
     key: PathBuf,
-    config: RwLock<Arc<ServerConfig>>,
+    loaded: RwLock<LoadedIdentity>,
+}
+
+/// Contents of the two files, and when these were written.
+#[derive(Debug)]
+struct LoadedIdentity {
+    config: Arc<ServerConfig>,
+    written: [Option<SystemTime>; 2],
 }
 
 impl TlsIdentity {
     /// Reads two PEM files: the certificate, with those that lead to its authority, and the key.
     pub fn read(certificate: &Path, key: &Path) -> Result<TlsIdentity, TlsFileError> {
-        let config = RwLock::new(server_config(certificate, key)?);
-        Ok(TlsIdentity { certificate: certificate.to_owned(), key: key.to_owned(), config })
+        let loaded = RwLock::new(LoadedIdentity::read(certificate, key)?);
+        Ok(TlsIdentity { certificate: certificate.to_owned(), key: key.to_owned(), loaded })
     }
 
     /// Reads the files again, for connections that come from now on. If they cannot be used, nothing changes.
     pub fn reload(&self) -> Result<(), TlsFileError> {
-        let config = server_config(&self.certificate, &self.key)?;
-        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        let loaded = LoadedIdentity::read(&self.certificate, &self.key)?;
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
         Ok(())
     }
 
-    pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Checks whether one of the files was written since they were read.
+    pub fn is_outdated(&self) -> bool {
+        let written = written_at(&self.certificate, &self.key);
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).written != written
     }
+
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        self.loaded.read().unwrap_or_else(PoisonError::into_inner).config.clone()
+    }
+}
+
+impl LoadedIdentity {
+    fn read(certificate: &Path, key: &Path) -> Result<LoadedIdentity, TlsFileError> {
+        // Files that are written meanwhile are outdated.
+        let written = written_at(certificate, key);
+        Ok(LoadedIdentity { config: server_config(certificate, key)?, written })
+    }
+}
+
+fn written_at(certificate: &Path, key: &Path) -> [Option<SystemTime>; 2] {
+    [certificate, key].map(|file| file.metadata().and_then(|file| file.modified()).ok())
 }
 
 fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsFileError> {

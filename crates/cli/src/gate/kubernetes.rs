@@ -61,7 +61,7 @@ pub(super) struct KubernetesArgs {
     /// Answer the API server's reviews of pods at https://ADDR:PORT/mutate
     #[arg(long, value_name = "ADDR:PORT", requires_all = ["tls_cert", "tls_key"])]
     webhook: Option<SocketAddr>,
-    /// Certificate of the webhook (PEM), with those that lead to its authority
+    /// Certificate of the webhook (PEM), with those that lead to its authority; read again when it changes
     #[arg(long, value_name = "FILE", requires = "webhook")]
     tls_cert: Option<PathBuf>,
     /// Private key of the webhook (PEM)
@@ -145,7 +145,9 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
     signals::set_mask(stop);
     crate::log::start("info", args.json);
     let identity = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Some(TlsIdentity::read(certificate, key).context("--tls-cert, --tls-key")?),
+        (Some(certificate), Some(key)) => {
+            Some(Arc::new(TlsIdentity::read(certificate, key).context("--tls-cert, --tls-key")?))
+        }
         _ => None,
     };
     let gate = Arc::new(KubernetesGate {
@@ -167,7 +169,7 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
     watch::start(&gate)?;
     watch::wait_until_fresh(&gate).context("the API server cannot be read")?;
     spawn("farfield-extender", &gate, move |gate| serve(&extender, &LIMITS, || false, |request| gate.answer(request)))?;
-    if let (Some(listener), Some(identity)) = (webhook, identity) {
+    if let (Some(listener), Some(identity)) = (webhook, identity.clone()) {
         spawn("farfield-webhook", &gate, move |gate| {
             serve_tls(&listener, &LIMITS, &identity, || false, |request| gate.answer_review(request))
         })?;
@@ -177,11 +179,25 @@ pub(super) fn run(args: KubernetesArgs) -> anyhow::Result<()> {
         "metrics": metrics, "pool_bytes": pool_bytes, "pid": std::process::id() });
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")?;
-    while serving::wait_for_signal(stop, ASK_SERVERS_EVERY)?.is_none() {
+    loop {
+        let signal = serving::wait_for_signal(stop, ASK_SERVERS_EVERY)?;
+        let shall_reload = signal == Some(libc::SIGHUP) && identity.is_some();
+        if signal.is_some() && !shall_reload {
+            break;
+        }
+        identity.iter().filter(|identity| shall_reload || identity.is_outdated()).for_each(|identity| reload(identity));
         *gate.servers() = servers.servers();
     }
     tracing::info!("told to stop; pods keep what they have, and those that wait go on waiting");
     Ok(())
+}
+
+/// Reads the certificate of the webhook again. What cannot be used stays as it is.
+fn reload(identity: &TlsIdentity) {
+    match identity.reload() {
+        Ok(()) => tracing::info!("the certificate was read again"),
+        Err(error) => tracing::error!(%error, "the certificate stays as it was, for this file cannot be used"),
+    }
 }
 
 fn listen(address: SocketAddr, option: &str) -> anyhow::Result<TcpListener> {

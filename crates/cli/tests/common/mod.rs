@@ -199,3 +199,21 @@ pub(crate) fn scrape(url: &str) -> String {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     answer
 }
+
+/// Issues certificates for 127.0.0.1 of two authorities, in the folders `old` and `new`. Returns what installs one of
+/// them as `pem` and `key`.
+pub(crate) fn exchangeable_certificates(folder: &Folder) -> impl Fn(&str) {
+    for authority in ["old", "new"] {
+        for words in [&["init"][..], &["server", "127.0.0.1"]] {
+            let mut command = farfield();
+            command.args(["cert", words[0]]).arg(folder.path(authority)).args(&words[1..]);
+            let made = command.output().unwrap();
+            assert!(made.status.success(), "{}", text(&made));
+        }
+    }
+    |authority| {
+        for kind in ["pem", "key"] {
+            std::fs::copy(folder.path(&format!("{authority}/127.0.0.1.{kind}")), folder.path(kind)).unwrap();
+        }
+    }
+}
