@@ -16,6 +16,7 @@ use crate::{Op, PoolError, Priority};
 use core::time::Duration;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::{MemberSet, PageId, checksum};
+use farfield_os::process::now_ns;
 use std::collections::VecDeque;
 
 /// Number of pages that a discard forgets in one go.
@@ -53,6 +54,32 @@ impl EcLane {
             self.give_buffer(member, buffer.take());
         }
         Some(split)
+    }
+
+    /// Reads pages again that lie elsewhere by now. Those that do so once more wait for the next poll,
+    /// which takes lanes to new members first.
+    fn retry_reads(&mut self) {
+        let mut left = self.scheme.retry_reads.len();
+        while left > 0
+            && let Some((operation, offset, count)) = self.scheme.retry_reads.pop_front()
+        {
+            left -= 1;
+            let over = self.operations[operation].as_ref().filter(|known| known.ends_at() <= now_ns());
+            if let Some(after) = over.map(|known| known.deadline) {
+                let error = PoolError::TimedOut { server: self.table.slow_server(), after };
+                self.end_pages(operation, count, Err(error));
+                continue;
+            }
+            let taken = self.split_read(operation, offset, count);
+            let rest = count - taken.unwrap_or(0);
+            if rest > 0 {
+                self.scheme.retry_reads.push_front((operation, offset + count - rest, rest));
+                left += 1;
+            }
+            if taken.is_none() {
+                return;
+            }
+        }
     }
 
     /// Checks whether the split is a read that waits for room and has no time left. Sets its error
@@ -125,15 +152,7 @@ impl Scheme for EcScheme {
             let Some(split) = lane.scheme.starved.pop_front() else { break };
             lane.widen(split);
         }
-        while let Some((operation, offset, count)) = lane.scheme.retry_reads.pop_front() {
-            let Some(taken) = lane.split_read(operation, offset, count) else {
-                lane.scheme.retry_reads.push_front((operation, offset, count));
-                break;
-            };
-            if taken < count {
-                lane.scheme.retry_reads.push_front((operation, offset + taken, count - taken));
-            }
-        }
+        lane.retry_reads();
     }
 
     fn has_waiting_reads(&self) -> bool {

@@ -453,6 +453,29 @@ fn what_nobody_answers_ends_in_time() {
 }
 
 #[test]
+fn pages_that_moved_are_waited_for_no_longer_than_the_read_may_take() {
+    let backend = two_and_one(&sides(), false);
+    let mut lane = super::lane::EcLane::open(&backend.table, 0).unwrap();
+    write(&mut lane, 0, 16, 1).unwrap();
+    let room = core::mem::take(&mut lane.free_splits);
+    let (deadline, op) = (Duration::from_millis(50), Op::Read { page: PageId(0), buffer: Buffer::new(16) });
+    assert!(lane.submit(LaneRequest { tag: 7, priority: Priority::Demand, deadline, op }).is_ok());
+    // As if its pages had been looked for, and had been elsewhere by then.
+    let operation = lane.queued.pop_front().unwrap();
+    lane.operations[operation].as_mut().unwrap().split_pages = 16;
+    lane.scheme.retry_reads.push_back((operation, 0, 16));
+    let mut done = Vec::with_capacity(1);
+    wait_until("it has ended", || lane.poll(&mut done) > 0);
+    assert!(
+        matches!(done[0].result, Err(PoolError::TimedOut { after, .. }) if after == deadline),
+        "{:?}",
+        done[0].result
+    );
+    lane.free_splits = room;
+    assert_version(&mut lane, 0, 16, 1);
+}
+
+#[test]
 fn a_leg_that_is_not_mended_in_time_is_read_all_the_same_and_never_lost_while_it_is_needed() {
     let sides = sides();
     let backend = two_and_one(&sides, false);
