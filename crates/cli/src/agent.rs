@@ -4,6 +4,7 @@ mod daemon;
 mod metrics;
 mod servers;
 
+use crate::address::address;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -44,7 +45,7 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     metrics: Option<SocketAddr>,
     /// Show what the agent that runs here does, and end
     #[arg(long, conflicts_with_all = ["near", "pool", "far", "policy", "token_file", "metrics"])]

@@ -4,6 +4,7 @@ mod kubernetes;
 mod metrics;
 mod replay;
 
+use crate::address::address;
 use crate::server_stat::StatClient;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
@@ -94,7 +95,7 @@ struct SlurmArgs {
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "dry_run", "explain"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, conflicts_with_all = ["once", "dry_run", "explain"])]
     metrics: Option<SocketAddr>,
     /// Decide once, print what was decided, and end
     #[arg(long)]

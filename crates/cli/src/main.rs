@@ -1,5 +1,6 @@
 //! The farfield command.
 
+mod address;
 mod advise;
 mod agent;
 mod bench;

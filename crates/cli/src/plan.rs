@@ -106,7 +106,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
 
 fn answer(args: &PlanArgs, file: &Path) -> Result<String> {
     let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read {name} (`farfield plan --example` prints a plan)"))?;
     let plan = plan::parse(&text, |beside| read_beside(file, beside)).context(name)?;
     let runs = simulate(&plan, args)?;
     let timed = |(purchase, runs): (&Purchase, &Vec<RunFigures>)| TimedPurchase {

@@ -1,5 +1,6 @@
 //! `farfield serve`: runs a memory server.
 
+use crate::address::address;
 use crate::size::Size;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -58,7 +59,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "LIB.so")]
     functions: Vec<PathBuf>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     metrics: Option<SocketAddr>,
     /// How long the server keeps the memory of a client that lost its connection: 10s, 500ms, 0 [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]

@@ -258,7 +258,8 @@ fn changes(before: &RunSummary, after: &RunSummary) -> Vec<FigureChange> {
 }
 
 fn read_results(path: &Path) -> Result<Results> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read {} (`farfield sim run --json` prints results)", path.display()))?;
     serde_json::from_str(&text)
         .with_context(|| format!("{} is not a result of `farfield sim run --json`", path.display()))
 }

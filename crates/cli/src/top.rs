@@ -6,6 +6,7 @@ mod metrics;
 #[cfg(feature = "otlp")]
 mod otlp;
 
+use crate::address::address;
 use crate::pool::PoolRow;
 use crate::server_stat::{ServerStats, StatClient, servers_of};
 use clap::Args;
@@ -45,7 +46,8 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     every: f64,
     /// Answer Prometheus at http://ADDR:PORT/metrics instead, about all jobs, heaps and nodes of this user, until ^C
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["targets", "once", "json", "every"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address,
+          conflicts_with_all = ["targets", "once", "json", "every"])]
     metrics: Option<SocketAddr>,
     /// Send the same to a collector of OpenTelemetry instead, each time after --every: OTLP over HTTP, to /v1/metrics
     /// if the URL has no path
@@ -55,7 +57,8 @@ pub(crate) struct TopArgs {
     /// Serve a page at http://ADDR:PORT/ instead, which shows all jobs and heaps of this user, their
     /// servers, and the servers that are named, until ^C. ADDR is a loopback address, 127.0.0.1, unless
     /// there are --tls-cert and --read-token
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["once", "json", "every", "metrics"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address,
+          conflicts_with_all = ["once", "json", "every", "metrics"])]
     serve: Option<SocketAddr>,
     /// With --serve: show another machine, too, whose dashboard is at this URL, or a memory server and
     /// its tenants, whose metrics (`farfield serve --metrics`) are at this URL

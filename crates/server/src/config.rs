@@ -22,7 +22,7 @@ pub enum ListenUrl {
 
 /// Error: the text is not an address at which a server can listen.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot listen at {url:?}: write tcp://HOST:PORT, tls://HOST:PORT or unix:PATH")]
+#[error("cannot listen at {url:?}: write tcp://HOST:PORT, tls://HOST:PORT or unix:PATH, with a port up to 65535")]
 pub struct BadUrl {
     /// The text, as given.
     pub url: String,

@@ -5,6 +5,7 @@ mod metrics;
 mod watch;
 
 use super::{PoolWatch, now_s, render};
+use crate::address::address;
 use crate::size::Size;
 use anyhow::{Context, bail, ensure};
 use api::KubernetesApi;
@@ -59,7 +60,7 @@ pub(super) struct KubernetesArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     far: Size,
     /// Answer the API server's reviews of pods at https://ADDR:PORT/mutate
-    #[arg(long, value_name = "ADDR:PORT", requires_all = ["tls_cert", "tls_key"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, requires_all = ["tls_cert", "tls_key"])]
     webhook: Option<SocketAddr>,
     /// Certificate of the webhook (PEM), with those that lead to its authority; read again when it changes
     #[arg(long, value_name = "FILE", requires = "webhook")]
@@ -68,7 +69,7 @@ pub(super) struct KubernetesArgs {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     tls_key: Option<PathBuf>,
     /// Answer the scheduler at http://ADDR:PORT, an address of this machine or pod only
-    #[arg(long, value_name = "ADDR:PORT", default_value = EXTENDER_ADDRESS)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, default_value = EXTENDER_ADDRESS)]
     extender: SocketAddr,
     /// Name of the scheduler that asks the extender, which the webhook writes into pods
     #[arg(long, value_name = "NAME", default_value = "farfield")]
@@ -98,7 +99,7 @@ pub(super) struct KubernetesArgs {
     #[arg(long, value_name = "FILE")]
     api_token_file: Option<PathBuf>,
     /// Answer Prometheus at http://ADDR:PORT/metrics
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["dry_run", "explain"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, conflicts_with_all = ["dry_run", "explain"])]
     metrics: Option<SocketAddr>,
     /// Decide once about all pods and print it, but change nothing
     #[arg(long)]
