@@ -20,7 +20,7 @@
 //! - `flat_maps.rs`: are keys found in far pages there, and rightly?
 //! - `columns.rs`: are columns copied, shuffled, counted and grouped there, and rightly?
 //! - `frames.rs`: are rows of a far frame found there, and rightly?
-//! - `sql.rs`: does SQL over far tables answer what it answers near?
+//! - `sql/`: does SQL over far tables answer what it answers near, also the queries of TPC-H?
 //! - `sandbox/`: does code that is shipped to a server answer as native code, and can it do no harm?
 //! - `leftovers.rs`: is anything left behind?
 //! - `situations.rs`: do programs run in namespaces, under limits and debuggers?

@@ -20,6 +20,8 @@ use futures_util::StreamExt;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
+mod tpch;
+
 const NEAR: u64 = 4 * MIB;
 const ROWS: usize = 12 * CHUNK_ROWS + 77;
 
