@@ -9,6 +9,7 @@
 
 use crate::cancel;
 use crate::error::FrameError;
+use crate::plain::Plain;
 use crate::text::{DictionaryStrings, VariableBytes};
 use crate::zones::{Zone, Zones};
 use arrow::array::{Array, ArrayData, ArrayRef, AsArray, BooleanArray, BooleanBufferBuilder, UInt32Array, make_array};
@@ -43,13 +44,6 @@ pub(crate) enum Values {
     Words(DictionaryStrings),
     Text(VariableBytes),
     Plain(Plain),
-}
-
-/// Values of a fixed number of bytes that only Arrow understands: decimal numbers, byte strings of
-/// a fixed length.
-pub(crate) struct Plain {
-    bytes: FarVec<u8>,
-    width: usize,
 }
 
 /// Evaluates one expression for numbers of any type. The other kinds of values have arms of their
@@ -103,30 +97,10 @@ pub(crate) struct FrameColumn {
 
 impl FrameColumn {
     pub(crate) fn new(field: &Field) -> Result<FrameColumn, FrameError> {
-        let values = match field.data_type() {
-            DataType::Int8 => Values::I8(FarVec::new()),
-            DataType::Int16 => Values::I16(FarVec::new()),
-            DataType::Int32 | DataType::Date32 | DataType::Time32(_) => Values::I32(FarVec::new()),
-            DataType::Int64
-            | DataType::Date64
-            | DataType::Time64(_)
-            | DataType::Timestamp(..)
-            | DataType::Duration(_) => Values::I64(FarVec::new()),
-            DataType::UInt8 => Values::U8(FarVec::new()),
-            DataType::UInt16 => Values::U16(FarVec::new()),
-            DataType::UInt32 => Values::U32(FarVec::new()),
-            DataType::UInt64 => Values::U64(FarVec::new()),
-            DataType::Float32 => Values::F32(FarVec::new()),
-            DataType::Float64 => Values::F64(FarVec::new()),
-            DataType::Boolean => Values::Bits(FarVec::new()),
-            DataType::Utf8 => Values::Words(DictionaryStrings::default()),
-            DataType::Binary => Values::Text(VariableBytes::default()),
-            other => match width_of(other) {
-                Some(width) => Values::Plain(Plain { bytes: FarVec::new(), width }),
-                None => return Err(FrameError::NotKept { name: field.name().clone(), data_type: other.clone() }),
-            },
-        };
         let data_type = field.data_type().clone();
+        let Some(values) = values_of(&data_type) else {
+            return Err(FrameError::NotKept { name: field.name().clone(), data_type });
+        };
         Ok(FrameColumn { data_type, rows: 0, nulls: 0, valid: FarVec::new(), values, zones: Zones::default() })
     }
 
@@ -223,10 +197,7 @@ impl FrameColumn {
                 }
             },
             Values::Text(text) => text.push(heap, &data)?,
-            Values::Plain(Plain { bytes, width }) => {
-                let stored = &data.buffers()[0][data.offset() * *width..(data.offset() + data.len()) * *width];
-                bytes.extend_from_slice(&heap.enter(), stored)?;
-            }
+            Values::Plain(plain) => plain.push(heap, &data)?,
             numbers => with_numbers!(numbers, numbers => {
                 let stored = with_zeros(&data);
                 numbers.extend_from_slice(&heap.enter(), &stored)?;
@@ -302,10 +273,7 @@ impl FrameColumn {
                 let (offsets, bytes) = text.read(heap, chunk, rows.len())?;
                 builder.add_buffer(Buffer::from_vec(offsets)).add_buffer(Buffer::from_vec(bytes))
             }
-            Values::Plain(Plain { bytes, width }) => {
-                let bytes = read(heap, bytes, rows.start * width..rows.end * width)?;
-                builder.add_buffer(Buffer::from_vec(bytes)).align_buffers(true)
-            }
+            Values::Plain(plain) => plain.read(heap, chunk, rows.len(), builder)?,
             numbers => {
                 with_numbers!(numbers,
                 numbers => builder.add_buffer(Buffer::from_vec(read(heap, numbers, rows.clone())?)),
@@ -318,15 +286,26 @@ impl FrameColumn {
     }
 }
 
-/// Returns the number of bytes of a value whose type is stored as [`Plain`]; `None` for other
-/// types.
-fn width_of(data_type: &DataType) -> Option<usize> {
-    match data_type {
-        DataType::FixedSizeBinary(width) => usize::try_from(*width).ok(),
-        DataType::Interval(_) => data_type.primitive_width(),
-        other if is_decimal(other) => other.primitive_width(),
-        _ => None,
-    }
+/// Returns no values of a type, or `None` if frames do not keep it.
+pub(crate) fn values_of(data_type: &DataType) -> Option<Values> {
+    Some(match data_type {
+        DataType::Int8 => Values::I8(FarVec::new()),
+        DataType::Int16 => Values::I16(FarVec::new()),
+        DataType::Int32 | DataType::Date32 | DataType::Time32(_) => Values::I32(FarVec::new()),
+        DataType::Int64 | DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_) => {
+            Values::I64(FarVec::new())
+        }
+        DataType::UInt8 => Values::U8(FarVec::new()),
+        DataType::UInt16 => Values::U16(FarVec::new()),
+        DataType::UInt32 => Values::U32(FarVec::new()),
+        DataType::UInt64 => Values::U64(FarVec::new()),
+        DataType::Float32 => Values::F32(FarVec::new()),
+        DataType::Float64 => Values::F64(FarVec::new()),
+        DataType::Boolean => Values::Bits(FarVec::new()),
+        DataType::Utf8 => Values::Words(DictionaryStrings::default()),
+        DataType::Binary => Values::Text(VariableBytes::default()),
+        other => return Plain::new(other).map(Values::Plain),
+    })
 }
 
 /// Checks whether a type is one of decimal numbers.

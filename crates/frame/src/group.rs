@@ -77,12 +77,14 @@ impl Agg {
         Agg::of(AggFunction::Mean, column, "mean")
     }
 
-    /// Finds the smallest value of a column of any type, in the column `…_min`. NaN is ignored.
+    /// Finds the smallest value of a column, in the column `…_min`. NaN is ignored. The type is any but
+    /// lists, structs and maps.
     pub fn min(column: impl Into<String>) -> Agg {
         Agg::of(AggFunction::Min, column, "min")
     }
 
-    /// Finds the largest value of a column of any type, in the column `…_max`. NaN is ignored.
+    /// Finds the largest value of a column, in the column `…_max`. NaN is ignored. The type is any but
+    /// lists, structs and maps.
     pub fn max(column: impl Into<String>) -> Agg {
         Agg::of(AggFunction::Max, column, "max")
     }
@@ -121,7 +123,7 @@ impl FarFrame {
         if names.is_empty() {
             return Err(FrameError::NoKeys);
         }
-        names.iter().try_for_each(|name| self.index(name).map(drop))?;
+        names.iter().try_for_each(|name| self.key_index(name).map(drop))?;
         Ok(GroupBy { frame: self.clone(), names: names.iter().map(|name| (*name).to_owned()).collect() })
     }
 }
@@ -195,7 +197,11 @@ impl GroupPlan {
                 fields.push(Field::new(&agg.name, DataType::UInt64, false));
                 continue;
             };
-            let data_type = schema.field(by.frame.index(name)?).data_type().clone();
+            let column = match agg.function {
+                AggFunction::Min | AggFunction::Max => by.frame.key_index(name)?,
+                _ => by.frame.index(name)?,
+            };
+            let data_type = schema.field(column).data_type().clone();
             let is_summed = data_type.is_numeric() && !matches!(data_type, DataType::Decimal256(..));
             if matches!(agg.function, AggFunction::Sum | AggFunction::Mean) && !is_summed {
                 return Err(FrameError::Type { name: name.clone(), data_type });

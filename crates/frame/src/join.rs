@@ -128,8 +128,8 @@ impl JoinPlan {
         if join.on.is_empty() {
             return Err(FrameError::NoKeys);
         }
-        let left_keys = join.on.iter().map(|(name, _)| left.index(name)).collect::<Result<Vec<_>, _>>()?;
-        let right_keys = join.on.iter().map(|(_, name)| right.index(name)).collect::<Result<Vec<_>, _>>()?;
+        let left_keys = join.on.iter().map(|(name, _)| left.key_index(name)).collect::<Result<Vec<_>, _>>()?;
+        let right_keys = join.on.iter().map(|(_, name)| right.key_index(name)).collect::<Result<Vec<_>, _>>()?;
         let (left_schema, right_schema) = (left.schema(), right.schema());
         let mut types = Vec::new();
         for (first, second) in left_keys.iter().zip(&right_keys) {

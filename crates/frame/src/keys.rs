@@ -8,6 +8,7 @@
 
 use crate::error::FrameError;
 use crate::frame::{FarFrame, Maker};
+use crate::plain::is_nested;
 use arrow::array::{ArrayRef, ArrowPrimitiveType, AsArray, RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Float32Type, Float64Type};
@@ -62,6 +63,19 @@ impl KeyConverter {
             }
         }
         makers.into_iter().map(Maker::finish).collect()
+    }
+}
+
+impl FarFrame {
+    /// Returns the index of a column by which rows are grouped, joined or sorted. Returns an error if
+    /// the column holds lists, structs or maps: NaN and −0 inside them have no common key.
+    pub(crate) fn key_index(&self, name: &str) -> Result<usize, FrameError> {
+        let index = self.index(name)?;
+        let data_type = self.schema.field(index).data_type();
+        match is_nested(data_type) {
+            true => Err(FrameError::Type { name: name.to_owned(), data_type: data_type.clone() }),
+            false => Ok(index),
+        }
     }
 }
 

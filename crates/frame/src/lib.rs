@@ -38,6 +38,7 @@ mod join;
 mod keys;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod plain;
 mod scan;
 mod sort;
 mod sums;

@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 impl FarFrame {
     /// Reads the table in a Parquet file. Strings of any form become `Utf8`, bytes of any length
-    /// `Binary`, and dictionaries become their values. A column that frames do not keep (lists,
-    /// structs, maps) is an error that names it: see [`FarFrame::from_parquet_columns`]. One batch
-    /// is near, and the pages of the file that it comes from.
+    /// `Binary`, and dictionaries become their values, also in lists, structs and maps. A column that
+    /// frames do not keep is an error that names it: see [`FarFrame::from_parquet_columns`]. One
+    /// batch is near, and the pages of the file that it comes from.
     pub fn from_parquet(heap: &Arc<Heap>, path: impl AsRef<Path>) -> Result<FarFrame, FrameError> {
         read(heap, path.as_ref(), None)
     }

@@ -81,7 +81,7 @@ struct ExternalSorter {
 
 impl ExternalSorter {
     fn new(frame: &FarFrame, by: &[SortBy]) -> Result<ExternalSorter, FrameError> {
-        let columns = by.iter().map(|by| frame.index(&by.name)).collect::<Result<Vec<usize>, _>>()?;
+        let columns = by.iter().map(|by| frame.key_index(&by.name)).collect::<Result<Vec<usize>, _>>()?;
         let schema: &Schema = &frame.schema;
         let field = |(index, by): (&usize, &SortBy)| {
             SortField::new_with_options(schema.field(*index).data_type().clone(), by.options)

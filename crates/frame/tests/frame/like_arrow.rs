@@ -243,6 +243,7 @@ fn an_impossible_operation_is_an_error_that_names_its_column() {
     let twice =
         frame.with_column(Field::new("id", DataType::Int64, false), &["id"], |batch| Ok(batch.column(0).clone()));
     assert!(matches!(twice, Err(FrameError::SameName { .. })));
-    let odd = Arc::new(Schema::new(vec![Field::new("odd", DataType::new_list(DataType::Int8, true), true)]));
+    let item = Field::new("item", DataType::Int8, true);
+    let odd = Arc::new(Schema::new(vec![Field::new("odd", DataType::ListView(Arc::new(item)), true)]));
     assert!(matches!(FarFrame::from_batches(&heap, odd, []), Err(FrameError::NotKept { .. })));
 }

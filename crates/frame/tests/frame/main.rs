@@ -5,6 +5,7 @@ mod expression;
 mod group;
 mod join;
 mod like_arrow;
+mod nested;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod sort;
