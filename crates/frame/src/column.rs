@@ -166,9 +166,7 @@ impl FrameColumn {
         numbers: Vec<N>,
         nulls: Option<NullBuffer>,
     ) -> Result<ArrayRef, FrameError> {
-        let data = ArrayData::builder(self.data_type.clone()).len(numbers.len());
-        let data = data.nulls(nulls.filter(|nulls| nulls.null_count() > 0));
-        Ok(make_array(data.add_buffer(Buffer::from_vec(numbers)).build()?))
+        array_of(&self.data_type, numbers, nulls)
     }
 
     /// Appends a chunk. All chunks before it must be whole.
@@ -284,6 +282,17 @@ impl FrameColumn {
         };
         Ok(make_array(builder.nulls(nulls.filter(|nulls| nulls.null_count() > 0)).build()?))
     }
+}
+
+/// Returns numbers as an array of a type that is stored as them.
+pub(crate) fn array_of<N: ArrowNativeType>(
+    data_type: &DataType,
+    numbers: Vec<N>,
+    nulls: Option<NullBuffer>,
+) -> Result<ArrayRef, FrameError> {
+    let data = ArrayData::builder(data_type.clone()).len(numbers.len());
+    let data = data.nulls(nulls.filter(|nulls| nulls.null_count() > 0));
+    Ok(make_array(data.add_buffer(Buffer::from_vec(numbers)).build()?))
 }
 
 /// Returns no values of a type, or `None` if frames do not keep it.

@@ -560,6 +560,13 @@ impl FarFrame {
         Ok(frame)
     }
 
+    /// Returns an expression as a formula of floating-point numbers over at least one column, or
+    /// `None` if the memory server cannot compute it.
+    pub(crate) fn computable(&self, expression: &Expression) -> Result<Option<Formula<'_, f64>>, FrameError> {
+        let is_floating = expression.data_type(&self.schema)? == DataType::Float64;
+        if is_floating && !expression.columns().is_empty() { self.formula_of(expression) } else { Ok(None) }
+    }
+
     /// Translates an expression to a formula that a memory server computes: sums, differences and
     /// products in floating-point numbers, of numbers without nulls. Returns `None` for others.
     pub(crate) fn formula_of(&self, expression: &Expression) -> Result<Option<Formula<'_, f64>>, FrameError> {
@@ -577,6 +584,7 @@ impl FarFrame {
                 let value = cast_with_options(value, &DataType::Float64, &STRICT)?;
                 Ok(Some(Formula::constant(value.as_primitive::<Float64Type>().value(0))))
             }
+            Term::Cast(of, DataType::Float64) if matches!(*of.node, Term::Column(_)) => self.formula_of(of),
             // Of whole numbers, arithmetic would notice what is too large.
             Term::Binary(operator, left, right) if expression.data_type(&self.schema)? == DataType::Float64 => {
                 let (Some(left), Some(right)) = (self.formula_of(left)?, self.formula_of(right)?) else {

@@ -8,8 +8,9 @@
 
 use crate::column::{CHUNK_ROWS, FrameColumn};
 use crate::error::FrameError;
+use crate::expression::Expression;
 use crate::frame::{FarFrame, Maker};
-use crate::group_pushdown::{self, GroupAggregates};
+use crate::group_pushdown::{self, GroupAggregates, Measure};
 use crate::keys::KeyConverter;
 use crate::scan::Scan;
 use crate::sort::SortBy;
@@ -137,7 +138,7 @@ impl GroupBy {
     /// about 8 MiB of keys, minima and maxima, and 600 bytes for each sum of floating-point
     /// numbers. While rows are partitioned, 16 chunks are near.
     pub fn agg(&self, aggs: &[Agg]) -> Result<FarFrame, FrameError> {
-        let plan = GroupPlan::new(self, aggs)?;
+        let plan = GroupPlan::new(self, aggs, &BTreeMap::new())?;
         let mut maker = Maker::new(&self.frame.heap, plan.schema.clone())?;
         let names: Vec<&str> = plan.read.iter().map(String::as_str).collect();
         match plan.push_down(&self.frame.scan(&[])?, GROUPS_MAX)? {
@@ -156,10 +157,10 @@ impl Scan {
     /// - There are one to four group columns, without NaN and −0.
     /// - Nothing but ranges of columns keeps rows: at most fifteen, where a column with nulls
     ///   counts twice.
-    /// - All named columns hold numbers, dates or times. Group columns may also hold booleans, or
-    ///   strings of up to 8192 kinds.
+    /// - All named columns hold numbers, dates or times, or are [computed](Scan::computed). Group
+    ///   columns may also hold booleans, or strings of up to 8192 kinds.
     pub fn has_groups(&self, names: &[&str], aggs: &[Agg]) -> Result<bool, FrameError> {
-        let plan = GroupPlan::new(&self.frame.group_by(names)?, aggs)?;
+        let plan = GroupPlan::new(&self.frame.group_by(names)?, aggs, &self.computed)?;
         plan.can_push_down(self)
     }
 
@@ -170,7 +171,7 @@ impl Scan {
     /// are more than `most` groups. A memory server returns up to 1024 groups at a time;
     /// neighbouring rows of more groups are brought near instead.
     pub fn groups(&self, names: &[&str], aggs: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        GroupPlan::new(&self.frame.group_by(names)?, aggs)?.push_down(self, most)
+        GroupPlan::new(&self.frame.group_by(names)?, aggs, &self.computed)?.push_down(self, most)
     }
 }
 
@@ -184,7 +185,7 @@ struct GroupPlan {
 }
 
 impl GroupPlan {
-    fn new(by: &GroupBy, aggs: &[Agg]) -> Result<GroupPlan, FrameError> {
+    fn new(by: &GroupBy, aggs: &[Agg], computed: &BTreeMap<String, Expression>) -> Result<GroupPlan, FrameError> {
         let schema = by.frame.schema();
         let mut read = by.names.clone();
         let mut fields: Vec<Field> =
@@ -197,11 +198,15 @@ impl GroupPlan {
                 fields.push(Field::new(&agg.name, DataType::UInt64, false));
                 continue;
             };
-            let column = match agg.function {
-                AggFunction::Min | AggFunction::Max => by.frame.key_index(name)?,
-                _ => by.frame.index(name)?,
+            let is_end = matches!(agg.function, AggFunction::Min | AggFunction::Max);
+            let data_type = match computed.contains_key(name) {
+                true if is_end => {
+                    return Err(FrameError::Type { name: name.clone(), data_type: DataType::Float64 });
+                }
+                true => DataType::Float64,
+                false if is_end => schema.field(by.frame.key_index(name)?).data_type().clone(),
+                false => schema.field(by.frame.index(name)?).data_type().clone(),
             };
-            let data_type = schema.field(column).data_type().clone();
             let is_summed = data_type.is_numeric() && !matches!(data_type, DataType::Decimal256(..));
             if matches!(agg.function, AggFunction::Sum | AggFunction::Mean) && !is_summed {
                 return Err(FrameError::Type { name: name.clone(), data_type });
@@ -224,15 +229,30 @@ impl GroupPlan {
         Ok(GroupPlan { read, keys: KeyConverter::new(&types)?, aggregates, schema: Arc::new(Schema::new(fields)) })
     }
 
-    /// Returns the columns of a frame that are read, keys first.
-    fn columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f FrameColumn>, FrameError> {
-        self.read.iter().map(|name| Ok(&*frame.columns[frame.index(name)?])).collect()
+    /// Returns the columns to group by.
+    fn key_columns<'f>(&self, frame: &'f FarFrame) -> Result<Vec<&'f FrameColumn>, FrameError> {
+        let keys = &self.read[..self.keys.columns()];
+        keys.iter().map(|name| Ok(&*frame.columns[frame.index(name)?])).collect()
+    }
+
+    /// Returns the numbers that are aggregated, by their index in `read`.
+    fn measures<'s>(&self, scan: &'s Scan) -> Result<BTreeMap<usize, Measure<'s>>, FrameError> {
+        let frame = &scan.frame;
+        let measure = |index: &usize| {
+            let name = &self.read[*index];
+            let formula = scan.computed.get(name).map(|expression| frame.computable(expression)).transpose()?;
+            let measure = match formula.flatten() {
+                Some(formula) => Measure::Formula(formula),
+                None => Measure::Column(&frame.columns[frame.index(name)?]),
+            };
+            Ok((*index, measure))
+        };
+        self.aggregates.iter().filter_map(|(_, index, _)| index.as_ref()).map(measure).collect()
     }
 
     fn can_push_down(&self, scan: &Scan) -> Result<bool, FrameError> {
-        let columns = self.columns(&scan.frame)?;
-        let others = self.aggregates.iter().filter_map(|(_, index, _)| Some(columns[(*index)?]));
-        Ok(scan.is_of_ranges() && group_pushdown::can_push_down(&columns[..self.keys.columns()], others))
+        let (keys, measures) = (self.key_columns(&scan.frame)?, self.measures(scan)?);
+        Ok(scan.is_of_ranges() && group_pushdown::can_push_down(&keys, measures.values()))
     }
 
     /// Returns the groups of the rows of a scan, found by the memory server. Returns `None` if the
@@ -241,28 +261,27 @@ impl GroupPlan {
         if !self.can_push_down(scan)? {
             return Ok(None);
         }
-        let read = self.columns(&scan.frame)?;
-        let keys = &read[..self.keys.columns()];
+        let keys = self.key_columns(&scan.frame)?;
         let (mut found, mut counts) = (BTreeMap::new(), None);
-        let mut of: Vec<usize> = self.aggregates.iter().filter_map(|(_, index, _)| *index).collect();
+        let mut of: Vec<(usize, Measure<'_>)> = self.measures(scan)?.into_iter().collect();
         // Aggregates of a column without nulls also count the rows.
-        of.sort_by_key(|index| (read[*index].nulls() > 0, *index));
-        of.dedup();
-        while let Some(first) = of.first() {
-            let shares = |index: &usize| *index == *first || group_pushdown::share_pass(read[*first], read[*index]);
-            let (together, rest): (Vec<usize>, Vec<usize>) = of.iter().partition(|index| shares(index));
-            let columns: Vec<&FrameColumn> = together.iter().map(|index| read[*index]).collect();
-            let Some(groups) = group_pushdown::aggregate_groups(scan, keys, &columns, &mut counts, most)? else {
+        of.sort_by_key(|(index, measure)| (measure.nulls() > 0, *index));
+        while !of.is_empty() {
+            let first = of.remove(0);
+            let (together, rest) = of.into_iter().partition(|(_, measure)| first.1.shares_pass(measure));
+            let together: Vec<_> = [first].into_iter().chain::<Vec<_>>(together).collect();
+            let (indices, measures): (Vec<usize>, Vec<Measure<'_>>) = together.into_iter().unzip();
+            let Some(groups) = group_pushdown::aggregate_groups(scan, &keys, &measures, &mut counts, most)? else {
                 return Ok(None);
             };
-            found.extend(together.into_iter().zip(groups));
+            found.extend(indices.into_iter().zip(groups));
             of = rest;
         }
         if counts.is_none() {
-            counts = group_pushdown::count_groups(scan, keys, most)?;
+            counts = group_pushdown::count_groups(scan, &keys, most)?;
         }
         let Some(counts) = counts else { return Ok(None) };
-        let Some(mut columns) = group_pushdown::arrays(keys, &counts)? else { return Ok(None) };
+        let Some(mut columns) = group_pushdown::arrays(&keys, &counts)? else { return Ok(None) };
         for (function, index, data_type) in &self.aggregates {
             columns.push(match index {
                 Some(index) => column_of(&found[index], *function, data_type)?,

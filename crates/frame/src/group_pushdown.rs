@@ -9,15 +9,16 @@
 //! taken for a value; a group of nulls that is lost.
 
 use crate::chunk_runs::narrowed;
-use crate::column::{FrameColumn, Values, with_images, with_numbers};
+use crate::column::{FrameColumn, Values, array_of, with_images, with_numbers};
 use crate::error::FrameError;
 use crate::scan::Scan;
 use crate::sums::{Sum, Summed};
 use arrow::array::ArrayRef;
 use arrow::buffer::NullBuffer;
+use arrow::datatypes::DataType;
 use core::mem::discriminant;
 use farfield::collections::{Grouping, KEYS_MAX, KeyColumn, VALUES_MAX};
-use farfield::{FarVec, OffloadError, Part};
+use farfield::{FarVec, Formula, OffloadError, Part};
 use std::collections::BTreeMap;
 
 /// Images of the values in a row's key columns ([`farfield::Number::image`]).
@@ -27,6 +28,48 @@ pub(crate) type Counts = BTreeMap<Key, u64>;
 
 /// Most columns to group by. Each takes two words of a key: its value, and whether it has one.
 const COLUMNS_MAX: usize = KEYS_MAX / 2;
+
+/// Numbers of rows that are aggregated.
+pub(crate) enum Measure<'f> {
+    Column(&'f FrameColumn),
+    Formula(Formula<'f, f64>),
+}
+
+impl<'f> Measure<'f> {
+    pub(crate) fn nulls(&self) -> usize {
+        if let Measure::Column(column) = self { column.nulls() } else { 0 }
+    }
+
+    fn has_numbers(&self) -> bool {
+        if let Measure::Column(column) = self { column.has_numbers() } else { true }
+    }
+
+    fn valid(&self) -> Option<&'f FarVec<u64>> {
+        if let Measure::Column(column) = self { column.valid() } else { None }
+    }
+
+    /// Returns the numbers as a formula, or `None` if they have another type.
+    fn floating(&self) -> Option<Formula<'f, f64>> {
+        match self {
+            Measure::Column(column) => f64::column(&column.values).map(Formula::of),
+            Measure::Formula(formula) => Some(formula.clone()),
+        }
+    }
+
+    fn numbers<N: Summed>(&self, _first: &FarVec<N>) -> Option<Formula<'f, N>> {
+        if let Measure::Column(column) = self { N::column(&column.values).map(Formula::of) } else { None }
+    }
+
+    /// Checks whether two measures can be aggregated in one pass: they have numbers of one type, and no
+    /// nulls, of which each would leave out other rows.
+    pub(crate) fn shares_pass(&self, other: &Measure<'_>) -> bool {
+        let is_one_type = match (self, other) {
+            (Measure::Column(one), Measure::Column(other)) => discriminant(&one.values) == discriminant(&other.values),
+            _ => self.floating().is_some() && other.floating().is_some(),
+        };
+        is_one_type && self.nulls() == 0 && other.nulls() == 0
+    }
+}
 
 /// Aggregates of a column in each group, in the order of the groups.
 pub(crate) struct GroupAggregates {
@@ -38,10 +81,10 @@ pub(crate) struct GroupAggregates {
 }
 
 /// Checks whether the memory server can group by `keys` and aggregate `others`.
-pub(crate) fn can_push_down<'c>(keys: &[&FrameColumn], mut others: impl Iterator<Item = &'c FrameColumn>) -> bool {
+pub(crate) fn can_push_down<'m>(keys: &[&FrameColumn], mut others: impl Iterator<Item = &'m Measure<'m>>) -> bool {
     // Several values of NaN are one group, and so are −0 and +0.
     let is_plain = |column: &&FrameColumn| column.has_images() && !column.zones.is_odd;
-    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(FrameColumn::has_numbers)
+    keys.len() <= COLUMNS_MAX && keys.iter().all(is_plain) && others.all(Measure::has_numbers)
 }
 
 /// Counts the rows of a scan in each group by `keys`. Returns `None` if there are more than `most`
@@ -57,39 +100,40 @@ pub(crate) fn count_groups(scan: &Scan, keys: &[&FrameColumn], most: usize) -> R
     Ok(Some(counts).filter(|counts| counts.len() <= most))
 }
 
-/// Checks whether two columns can be aggregated in one pass: they store numbers of one type, and have no
-/// nulls, of which each column would leave out other rows.
-pub(crate) fn share_pass(one: &FrameColumn, other: &FrameColumn) -> bool {
-    discriminant(&one.values) == discriminant(&other.values) && one.valid().is_none() && other.valid().is_none()
-}
-
-/// Aggregates columns in each group, as many as [share passes](share_pass) with the first one. Sets
-/// `counts` if the groups are not known yet. Returns `None` if there are more than `most` groups, or if
-/// the columns have no numbers.
+/// Aggregates measures in each group, all of which [share passes](Measure::shares_pass) with the first
+/// one. Sets `counts` if the groups are not known yet. Returns `None` if there are more than `most`
+/// groups, or if the measures have no numbers.
 pub(crate) fn aggregate_groups(
     scan: &Scan,
     keys: &[&FrameColumn],
-    of: &[&FrameColumn],
+    of: &[Measure<'_>],
     counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<Vec<GroupAggregates>>, FrameError> {
     let mut all = Vec::new();
     for some in of.chunks(VALUES_MAX) {
-        let found = with_numbers!(&some[0].values,
-            numbers => aggregate_columns(scan, keys, some, numbers, counts, most)?,
-            Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => None);
+        let floating: Option<Vec<_>> = some.iter().map(Measure::floating).collect();
+        let found = match (floating, &some[0]) {
+            (Some(formulas), _) => aggregate_formulas(scan, keys, some, formulas, counts, most)?,
+            (None, Measure::Formula(_)) => None,
+            (None, Measure::Column(first)) => with_numbers!(&first.values, numbers => {
+                    let formulas = some.iter().filter_map(|measure| measure.numbers(numbers)).collect();
+                    aggregate_formulas(scan, keys, some, formulas, counts, most)?
+                },
+                Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => None),
+        };
         let Some(found) = found else { return Ok(None) };
         all.extend(found);
     }
     Ok(Some(all))
 }
 
-/// Aggregates columns, the first of which has these numbers, in one pass.
-fn aggregate_columns<N: Summed>(
+/// Aggregates measures, which are these formulas, in one pass.
+fn aggregate_formulas<N: Summed>(
     scan: &Scan,
     keys: &[&FrameColumn],
-    of: &[&FrameColumn],
-    first: &FarVec<N>,
+    of: &[Measure<'_>],
+    formulas: Vec<Formula<'_, N>>,
     counts: &mut Option<Counts>,
     most: usize,
 ) -> Result<Option<Vec<GroupAggregates>>, FrameError> {
@@ -103,8 +147,9 @@ fn aggregate_columns<N: Summed>(
     let mut groups: BTreeMap<Key, Vec<Part<N>>> = BTreeMap::new();
     let columns: Vec<KeyColumn<'_>> = keys.iter().flat_map(|key| key.key_columns()).collect();
     for run in scan.runs() {
-        let others = of[1..].iter().filter_map(|column| N::column(&column.values));
-        let request = others.fold(scan.frame.heap.group(&columns[..], first), Grouping::and);
+        let (first, others) = formulas.split_first().expect("something is aggregated");
+        let request = scan.frame.heap.group(&columns[..], first.clone());
+        let request = others.iter().cloned().fold(request, Grouping::and);
         let mut request = narrowed!(request, run);
         if let Some(valid) = valid {
             request = request.marked(valid);
@@ -119,9 +164,9 @@ fn aggregate_columns<N: Summed>(
         return Ok(None);
     }
     let counts = counts.get_or_insert_with(|| groups.iter().map(|(key, parts)| (*key, parts[0].count())).collect());
-    let column = |(index, column): (usize, &&FrameColumn)| {
+    let column = |(index, measure): (usize, &Measure<'_>)| {
         let part = |key| groups.get(key).map_or_else(Part::default, |parts| parts[index].clone());
-        GroupAggregates::new(column, &counts.keys().map(part).collect::<Vec<Part<N>>>())
+        GroupAggregates::new(measure, &counts.keys().map(part).collect::<Vec<Part<N>>>())
     };
     of.iter().enumerate().map(column).collect::<Result<_, _>>().map(Some)
 }
@@ -148,11 +193,14 @@ fn few<T>(groups: Result<T, OffloadError>) -> Result<Option<T>, FrameError> {
 }
 
 impl GroupAggregates {
-    fn new<N: Summed>(of: &FrameColumn, parts: &[Part<N>]) -> Result<GroupAggregates, FrameError> {
+    fn new<N: Summed>(of: &Measure<'_>, parts: &[Part<N>]) -> Result<GroupAggregates, FrameError> {
         let ends = |of_part: fn(&Part<N>) -> Option<N>| {
             let values = parts.iter().map(|part| of_part(part).unwrap_or_default()).collect();
             let nulls = NullBuffer::from_iter(parts.iter().map(|part| of_part(part).is_some()));
-            of.array_of(values, Some(nulls))
+            match of {
+                Measure::Column(column) => column.array_of(values, Some(nulls)),
+                Measure::Formula(_) => array_of(&DataType::Float64, values, Some(nulls)),
+            }
         };
         Ok(GroupAggregates {
             counts: parts.iter().map(Part::count).collect(),

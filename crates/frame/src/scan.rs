@@ -10,6 +10,7 @@
 
 use crate::column::{CHUNK_ROWS, FrameColumn, Values, chunk_of, natives, read, with_images, with_numbers};
 use crate::error::FrameError;
+use crate::expression::Expression;
 use crate::frame::{FarFrame, same_length};
 use crate::zones::{ImageRange, ZoneMatch, runs};
 use arrow::array::{Array, BooleanArray, RecordBatch, RecordBatchOptions, StringArray, UInt32Array};
@@ -19,7 +20,7 @@ use arrow::datatypes::{ArrowNativeType, DataType, SchemaRef};
 use arrow::error::ArrowError;
 use farfield::{FarVec, Heap, Number};
 use std::any::TypeId;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
@@ -49,8 +50,8 @@ impl FarFrame {
         let columns = self.indices(names)?;
         let schema = Arc::new(self.schema.project(&columns)?);
         let chunks = 0..self.rows().div_ceil(CHUNK_ROWS);
-        let (within, keep, found) = (Vec::new(), Vec::new(), VecDeque::new());
-        Ok(Scan { frame: self.clone(), columns, schema, within, keep, chunks, found })
+        let (within, keep, found, computed) = (Vec::new(), Vec::new(), VecDeque::new(), BTreeMap::new());
+        Ok(Scan { frame: self.clone(), columns, schema, within, keep, chunks, found, computed })
     }
 
     /// Returns the error that a column has the wrong type.
@@ -83,6 +84,8 @@ pub struct Scan {
     /// Chunks that were not searched yet.
     pub(crate) chunks: Range<usize>,
     found: VecDeque<RowSelection>,
+    /// Columns that are aggregated and never read: their names and what they are computed from.
+    pub(crate) computed: BTreeMap<String, Expression>,
 }
 
 /// Rows that are brought near together.

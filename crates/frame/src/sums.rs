@@ -6,10 +6,11 @@
 use crate::chunk_runs::narrowed;
 use crate::column::{FrameColumn, Values, with_images, with_numbers};
 use crate::error::FrameError;
+use crate::expression::Expression;
 use crate::scan::Scan;
 use arrow::array::ArrayRef;
 use arrow::datatypes::ArrowNativeType;
-use farfield::{FarVec, Number, Part};
+use farfield::{FarVec, Formula, Number, Part};
 
 /// Count, sum, mean, minimum and maximum of some numbers. The sum is computed without loss.
 #[derive(Clone, Debug)]
@@ -20,8 +21,8 @@ pub struct Sums {
     pub sum: Sum,
     /// Mean of the values, `None` if there are none.
     pub mean: Option<f64>,
-    /// Minimum and maximum, two values of the column's type. `None` if there are no values, or if
-    /// the column has NaN or −0, which two orders compare differently.
+    /// Minimum and maximum, two values of the column's type. `None` if there are no values, if the
+    /// column has NaN or −0, which two orders compare differently, or if it is computed.
     pub ends: Option<ArrayRef>,
 }
 
@@ -57,11 +58,44 @@ impl Sum {
 }
 
 impl Scan {
+    /// Adds a column of the values of an expression, which [`sums`](Scan::sums) and
+    /// [`groups`](Scan::groups) can add up, by this name. No batch has it. Returns an error if the
+    /// memory server cannot compute it (see [`FarFrame::totals_of`](crate::FarFrame::totals_of)), or
+    /// if the frame has a column of this name.
+    ///
+    /// ```
+    /// use farfield::Heap;
+    /// use farfield_frame::{Agg, FarFrame, column};
+    /// use std::sync::Arc;
+    ///
+    /// let heap = Arc::new(Heap::builder().near(16 << 20).build()?);
+    /// let lines = FarFrame::from_csv_text(&heap, "shop,price,rate\n1,10.5,0.5\n1,4.5,2.0\n2,1.5,1.0\n")?;
+    /// let sales = column("price") * column("rate");
+    /// let scan = lines.scan(&[])?.within("price", 2.0..)?.computed("sales", &sales)?;
+    /// assert_eq!(scan.sums("sales")?.unwrap().sum.rounded(), 14.25);
+    /// assert_eq!(scan.groups(&["shop"], &[Agg::sum("sales")], 100)?.unwrap().num_rows(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn computed(mut self, name: &str, expression: &Expression) -> Result<Scan, FrameError> {
+        if self.frame.index(name).is_ok() {
+            return Err(FrameError::SameName { name: name.to_owned() });
+        }
+        if self.frame.computable(expression)?.is_none() {
+            let data_type = expression.data_type(&self.frame.schema)?;
+            return Err(FrameError::Type { name: name.to_owned(), data_type });
+        }
+        self.computed.insert(name.to_owned(), expression.clone());
+        Ok(self)
+    }
+
     /// Checks whether [`sums`](Scan::sums) can answer for this column, which must hold numbers,
     /// dates or times. Nothing but ranges of columns may keep rows, and no more of them than
     /// [`has_groups`](Scan::has_groups) allows. Where there are ranges or nulls, the column must
     /// have neither NaN nor −0.
     pub fn has_sums(&self, name: &str) -> Result<bool, FrameError> {
+        if self.computed.contains_key(name) {
+            return Ok(self.is_of_ranges());
+        }
         let column = &self.frame.columns[self.frame.index(name)?];
         let is_known = !column.zones.is_odd || self.is_whole() && column.nulls() == 0;
         Ok(column.has_numbers() && self.is_of_ranges() && is_known)
@@ -74,9 +108,22 @@ impl Scan {
         if !self.has_sums(name)? {
             return Ok(None);
         }
+        if let Some(expression) = self.computed.get(name) {
+            let formula = self.frame.computable(expression)?;
+            return formula.map(|formula| self.sums_of_formula(&formula)).transpose();
+        }
         let index = self.frame.index(name)?;
         with_numbers!(&self.frame.columns[index].values, numbers => self.sums_of(index, numbers).map(Some),
             Values::Bits(_) | Values::Words(_) | Values::Text(_) | Values::Plain(_) => Ok(None))
+    }
+
+    fn sums_of_formula(&self, formula: &Formula<'_, f64>) -> Result<Sums, FrameError> {
+        let mut part = Part::default();
+        for run in self.runs() {
+            let parts = narrowed!(self.frame.heap.group((), formula.clone()), run).run()?;
+            parts.iter().for_each(|((), kept)| part.merge(kept));
+        }
+        Ok(Sums { count: part.count(), sum: Sum::Float(part.sum()), mean: part.mean(), ends: None })
     }
 
     fn sums_of<N: Summed>(&self, index: usize, numbers: &FarVec<N>) -> Result<Sums, FrameError> {

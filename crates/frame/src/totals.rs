@@ -103,10 +103,7 @@ impl FarFrame {
             return Err(FrameError::Type { name: "the expression".to_owned(), data_type });
         }
         let names: Vec<&str> = expression.columns().into_iter().collect();
-        if data_type == DataType::Float64
-            && !names.is_empty()
-            && let Some(formula) = self.formula_of(expression)?
-        {
+        if let Some(formula) = self.computable(expression)? {
             let part = self.heap.group((), formula).run()?.pop().map_or_else(Part::default, |((), part)| part);
             return Ok(totals_of(&part, part.sum(), |value| value));
         }

@@ -3,9 +3,10 @@
 //! Danger: an aggregate whose type or value differs from what the replaced part of the plan would
 //! give.
 
+use crate::computed::AggregateInput;
 use crate::scan::FarScan;
 use datafusion::common::Result;
-use datafusion::physical_expr::expressions::{CastExpr, Column, Literal};
+use datafusion::physical_expr::expressions::{CastExpr, Literal};
 use datafusion::physical_plan::PhysicalExpr;
 use datafusion::physical_plan::udaf::AggregateFunctionExpr;
 use farfield_frame::arrow::datatypes::DataType;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct AggregateRequest {
     pub(crate) function: AggregateFunction,
-    /// Index in the frame of the column that is aggregated; `None` if rows are counted.
+    /// Index that the scan gives to the column, or computed values, that are aggregated; `None` if
+    /// rows are counted.
     pub(crate) column: Option<usize>,
     pub(crate) data_type: DataType,
 }
@@ -32,7 +34,7 @@ pub(crate) enum AggregateFunction {
 impl AggregateRequest {
     /// Translates an aggregate of DataFusion. Returns `None` if it can only be found by reading
     /// rows.
-    pub(crate) fn of(function: &AggregateFunctionExpr, scan: &FarScan) -> Result<Option<AggregateRequest>> {
+    pub(crate) fn of(function: &AggregateFunctionExpr, input: &mut AggregateInput) -> Result<Option<AggregateRequest>> {
         let kind = match function.fun().name() {
             "count" => AggregateFunction::Count,
             "sum" => AggregateFunction::Sum,
@@ -46,13 +48,17 @@ impl AggregateRequest {
         if function.is_distinct() || !function.order_bys().is_empty() {
             return Ok(None);
         }
-        let column = match column_of(argument, kind) {
-            Some(column) => Some(scan.column(column)),
-            None if kind == AggregateFunction::Count && is_value(argument) => None,
-            None => return Ok(None),
+        let argument = input.resolved(argument)?;
+        let column = match input.column(without_cast(&argument, kind)) {
+            None if kind == AggregateFunction::Count && is_value(&argument) => None,
+            None => match input.computed(&argument) {
+                None => return Ok(None),
+                column => column,
+            },
+            column => column,
         };
         let request = AggregateRequest { function: kind, column, data_type: function.field().data_type().clone() };
-        Ok(request.is_of_its_type(scan)?.then_some(request))
+        Ok(request.is_of_its_type(&input.scan)?.then_some(request))
     }
 
     /// Checks whether the server answers with the function's type. For a minimum or maximum it also
@@ -71,9 +77,9 @@ impl AggregateRequest {
     }
 }
 
-/// Returns the index of the column that an aggregate is over. The argument of a sum or mean may be
-/// a cast to a wider type, which loses nothing.
-fn column_of(argument: &Arc<dyn PhysicalExpr>, kind: AggregateFunction) -> Option<usize> {
+/// Returns what is aggregated. The argument of a sum or mean may be a cast to a wider type, which
+/// loses nothing.
+fn without_cast(argument: &Arc<dyn PhysicalExpr>, kind: AggregateFunction) -> &Arc<dyn PhysicalExpr> {
     let wider = argument.downcast_ref::<CastExpr>().filter(|cast| {
         matches!(
             (kind, cast.cast_type()),
@@ -81,8 +87,7 @@ fn column_of(argument: &Arc<dyn PhysicalExpr>, kind: AggregateFunction) -> Optio
                 | (AggregateFunction::Mean, DataType::Float64)
         )
     });
-    let argument = wider.map_or(argument, CastExpr::expr);
-    argument.downcast_ref::<Column>().map(Column::index)
+    wider.map_or(argument, CastExpr::expr)
 }
 
 fn is_value(argument: &Arc<dyn PhysicalExpr>) -> bool {

@@ -8,14 +8,14 @@
 //! that wraps in SQL and is an error here; a mean of no values.
 
 use crate::aggregate_request::{AggregateFunction, AggregateRequest};
+use crate::computed::AggregateInput;
 use crate::scan::{FarScan, failed};
 use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::stream::RecordBatchReceiverStreamBuilder;
-use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PhysicalExpr, PlanProperties};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use farfield_frame::arrow::array::{RecordBatch, UInt64Array};
 use farfield_frame::arrow::compute::kernels::cmp::eq;
 use farfield_frame::arrow::compute::{cast, nullif};
@@ -63,25 +63,27 @@ impl FarGroups {
             _ => return Ok(None),
         };
         let is_plain = all.group_expr().is_single() && all.filter_expr().iter().all(Option::is_none);
-        let Some(scan) = all.input().downcast_ref::<FarScan>().filter(|scan| is_plain && scan.is_unlimited()) else {
+        let Some(mut input) = AggregateInput::of(all.input()).filter(|_| is_plain) else { return Ok(None) };
+        let mut by = Vec::new();
+        for (expression, _) in all.group_expr().expr() {
+            let Some(column) = input.column(&input.resolved(expression)?) else { return Ok(None) };
+            by.push(input.scan.name_of(column));
+        }
+        if by.is_empty() {
             return Ok(None);
-        };
-        let name =
-            |by: &Arc<dyn PhysicalExpr>| by.downcast_ref::<Column>().map(|by| scan.name_of(scan.column(by.index())));
-        let by: Option<Vec<String>> = all.group_expr().expr().iter().map(|(by, _)| name(by)).collect();
-        let Some(by) = by.filter(|by| !by.is_empty()) else { return Ok(None) };
+        }
         let (mut aggs, mut types, mut counts_of_means) = (Vec::new(), Vec::new(), Vec::new());
         for function in all.aggr_expr() {
-            let Some(request) = AggregateRequest::of(function, scan)? else { return Ok(None) };
+            let Some(request) = AggregateRequest::of(function, &mut input)? else { return Ok(None) };
             if is_partial && request.function == AggregateFunction::Mean {
                 counts_of_means.push(by.len() + aggs.len());
             }
-            for (agg, data_type) in columns_of(&request, scan, is_partial) {
+            for (agg, data_type) in columns_of(&request, &input.scan, is_partial) {
                 aggs.push(agg);
                 types.push(data_type);
             }
         }
-        let made = plan.schema();
+        let (scan, made) = (input.scan, plan.schema());
         let is_made = made.fields().iter().skip(by.len()).map(|field| field.data_type()).eq(&types);
         let is_there = match scan.has_groups(&by, &aggs) {
             // SQL adds up dates as numbers. Frames do not, and refuse with this error.
@@ -91,7 +93,7 @@ impl FarGroups {
         if !is_made || !is_there {
             return Ok(None);
         }
-        Ok(Some(FarGroups { scan: scan.clone(), by, aggs, counts_of_means, instead: plan.clone(), lookup: pending() }))
+        Ok(Some(FarGroups { scan, by, aggs, counts_of_means, instead: plan.clone(), lookup: pending() }))
     }
 
     /// Finds the groups on the first call and returns the cached answer on later calls. Blocks.

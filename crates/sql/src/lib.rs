@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod aggregate_request;
+mod computed;
 mod groups;
 mod pushdown;
 mod range;

@@ -15,7 +15,7 @@ use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, Par
 use farfield_frame::arrow::array::{AsArray, RecordBatch};
 use farfield_frame::arrow::datatypes::DataType;
 use farfield_frame::arrow::error::ArrowError;
-use farfield_frame::{Agg, CHUNK_ROWS, FarFrame, FrameError, Scan, Sums};
+use farfield_frame::{Agg, CHUNK_ROWS, Expression, FarFrame, FrameError, Scan, Sums};
 use std::fmt;
 use std::sync::Arc;
 
@@ -30,6 +30,9 @@ pub struct FarScan {
     ranges: Vec<ColumnRange>,
     rest: Option<ResidualFilter>,
     limit: Option<usize>,
+    /// Values that are aggregated and never read: their names and what they are computed from. Their
+    /// indices come after those of the frame's columns.
+    computed: Vec<(String, Expression)>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
 }
@@ -59,7 +62,8 @@ impl FarScan {
             EmissionType::Incremental,
             Boundedness::Bounded,
         ));
-        Ok(FarScan { frame, columns, ranges, rest, limit, properties, metrics: ExecutionPlanMetricsSet::new() })
+        let (computed, metrics) = (Vec::new(), ExecutionPlanMetricsSet::new());
+        Ok(FarScan { frame, columns, ranges, rest, limit, computed, properties, metrics })
     }
 
     fn partitions(&self) -> usize {
@@ -88,15 +92,40 @@ impl FarScan {
 }
 
 /// Metadata for [`FarTotals`](crate::FarTotals) and [`FarGroups`](crate::FarGroups). Indices of
-/// columns are those of the frame.
+/// columns are those of the frame, and those of computed values.
 impl FarScan {
+    /// Adds values that are aggregated, or finds them. Returns their index, or `None` if the memory
+    /// server cannot compute them.
+    pub(crate) fn computed(&mut self, name: String, expression: Expression) -> Option<usize> {
+        let first = self.frame.schema().fields().len();
+        if let Some(known) = self.computed.iter().position(|(known, _)| *known == name) {
+            return Some(first + known);
+        }
+        self.frame.scan(&[]).and_then(|scan| scan.computed(&name, &expression)).ok()?;
+        self.computed.push((name, expression));
+        Some(first + self.computed.len() - 1)
+    }
+
+    /// Scans no columns of the rows that all conditions keep, to aggregate them.
+    fn aggregated(&self) -> Result<Scan, FrameError> {
+        let computed = self.computed.iter();
+        computed.fold(self.rows_of(&[]), |scan, (name, expression)| scan?.computed(name, expression))
+    }
+
     /// Returns the index in the frame of the column with index `read` in the scan.
     pub(crate) fn column(&self, read: usize) -> usize {
         self.columns[read]
     }
 
     pub(crate) fn name_of(&self, column: usize) -> String {
-        self.frame.schema().field(column).name().clone()
+        match self.computed_at(column) {
+            Some((name, _)) => name.clone(),
+            None => self.frame.schema().field(column).name().clone(),
+        }
+    }
+
+    fn computed_at(&self, index: usize) -> Option<&(String, Expression)> {
+        self.computed.get(index.checked_sub(self.frame.schema().fields().len())?)
     }
 
     /// Returns a column that can be summed and has a value in every kept row: a range is about it,
@@ -115,6 +144,9 @@ impl FarScan {
     }
 
     pub(crate) fn data_type(&self, column: usize) -> DataType {
+        if self.computed_at(column).is_some() {
+            return DataType::Float64;
+        }
         self.frame.schema().field(column).data_type().clone()
     }
 
@@ -133,23 +165,23 @@ impl FarScan {
     }
 
     pub(crate) fn has_ends(&self, column: usize) -> Result<bool> {
-        Ok(self.known(column)?.min_value != Precision::Absent)
+        Ok(self.computed_at(column).is_none() && self.known(column)?.min_value != Precision::Absent)
     }
 
     pub(crate) fn has_sums(&self, column: usize) -> Result<bool, FrameError> {
-        self.rows_of(&[])?.has_sums(&self.names(&[column])[0])
+        self.aggregated()?.has_sums(&self.name_of(column))
     }
 
     pub(crate) fn has_groups(&self, by: &[String], aggs: &[Agg]) -> Result<bool, FrameError> {
-        self.rows_of(&[])?.has_groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs)
+        self.aggregated()?.has_groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs)
     }
 
     pub(crate) fn groups(&self, by: &[String], aggs: &[Agg], most: usize) -> Result<Option<RecordBatch>, FrameError> {
-        self.rows_of(&[])?.groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs, most)
+        self.aggregated()?.groups(&by.iter().map(String::as_str).collect::<Vec<_>>(), aggs, most)
     }
 
     pub(crate) fn sums(&self, column: usize) -> Result<Option<Sums>, FrameError> {
-        self.rows_of(&[])?.sums(&self.names(&[column])[0])
+        self.aggregated()?.sums(&self.name_of(column))
     }
 }
 
@@ -232,6 +264,10 @@ impl FarScan {
 impl DisplayAs for FarScan {
     fn fmt_as(&self, _format: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FarScan: columns=[{}]", self.names(&self.columns).join(", "))?;
+        if !self.computed.is_empty() {
+            let computed: Vec<&str> = self.computed.iter().map(|(name, _)| name.as_str()).collect();
+            write!(f, ", computed=[{}]", computed.join(", "))?;
+        }
         if !self.ranges.is_empty() {
             let ranges: Vec<String> = self.ranges.iter().map(ColumnRange::to_string).collect();
             write!(f, ", ranges=[{}]", ranges.join(", "))?;

@@ -4,6 +4,7 @@
 //! give: for no rows, for nulls, or for numbers that two orders compare differently (NaN, −0).
 
 use crate::aggregate_request::{AggregateFunction, AggregateRequest};
+use crate::computed::AggregateInput;
 use crate::scan::{FarScan, failed};
 use datafusion::common::{Result, ScalarValue, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -39,12 +40,11 @@ impl FarTotals {
             _ => return Ok(None),
         };
         let is_plain = below.group_expr().is_empty() && below.filter_expr().iter().all(Option::is_none);
-        let Some(scan) = below.input().downcast_ref::<FarScan>().filter(|scan| is_plain && scan.is_unlimited()) else {
-            return Ok(None);
-        };
+        let Some(mut input) = AggregateInput::of(below.input()).filter(|_| is_plain) else { return Ok(None) };
         let mut requests = Vec::new();
         for function in below.aggr_expr() {
-            let Some(mut request) = AggregateRequest::of(function, scan)? else { return Ok(None) };
+            let Some(mut request) = AggregateRequest::of(function, &mut input)? else { return Ok(None) };
+            let scan = &input.scan;
             if request.column.is_none() && !scan.is_whole() {
                 request.column = scan.column_of_rows().map_err(failed)?;
             }
@@ -57,7 +57,7 @@ impl FarTotals {
             }
             requests.push(request);
         }
-        Ok(Some(FarTotals::new(scan.clone(), requests, plan.schema())))
+        Ok(Some(FarTotals::new(input.scan, requests, plan.schema())))
     }
 
     fn new(scan: FarScan, requests: Vec<AggregateRequest>, schema: SchemaRef) -> FarTotals {

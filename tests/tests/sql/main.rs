@@ -100,7 +100,7 @@ fn twins(heap: &Arc<Heap>) -> (SessionContext, SessionContext) {
 }
 
 /// Each is in an order, or of one row.
-const QUERIES: [&str; 90] = [
+const QUERIES: [&str; 100] = [
     "select * from t order by id",
     "select zone, fare from t where fare > 9000 order by id",
     "select id from t where fare >= 50 and fare < 51.5 and vendor = 2 order by id",
@@ -191,6 +191,16 @@ const QUERIES: [&str; 90] = [
     "select count(*) from t where odd > 26 and id < 50000",
     "select count(*), sum(fare) from t where odd < 0.0",
     "select vendor, count(*), sum(fare) from t where odd >= 0.0 group by vendor order by vendor",
+    "select sum(fare * (1 - fare)), avg(fare * fare - 2.5), count(fare + 1), sum(fare) from t where id > 1000",
+    "select sum(fare * vendor), sum((fare - id) * vendor + 0.5), count(*) from t where vendor = 3 and fare < 70",
+    "select sum(fare * odd), avg(odd + fare) from t where id < 20",
+    "select sum(fare * odd) from t where id < 3",
+    "select sum(fare * 2 - 1) from t where fare < -1000",
+    "select sum(fare * tip), sum(cast(vendor as double) * vendor), sum(vendor * 3), min(fare * 2) from t",
+    "select vendor, sum(fare * (1 - fare)), avg(fare * (1 - fare) * (1 + fare)), sum(fare), avg(id), count(*) from t group by vendor order by vendor",
+    "select paid, shared, sum(fare * id), avg(tip), sum(fare - 0.25), count(tip) from t where fare > 9000 group by paid, shared order by paid, shared",
+    "select zone, sum(x), avg(x), count(x) from (select zone as zone, fare * 2.5 - 1 as x from t where vendor > 2) group by zone order by zone",
+    "select zone, sum(fare * odd) from t where id < 2000 group by zone order by zone",
 ];
 
 async fn rows_of(context: &SessionContext, query: &str) -> RecordBatch {
@@ -339,6 +349,9 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select sum(fare), count(tip) from t where paid = 3",
             "select sum(fare), count(*) from t where zone = 'zone 7' and vendor = 3",
             "select count(*) from t where zone = 'zone 7'",
+            "select sum(fare * (1 - odd)), avg(fare * id) from t where id > 1000",
+            "select sum(fare * fare), sum(fare * fare * fare) from t",
+            "select sum(x), count(*) from (select fare + 0.5 as x, id from t) where id > 1000",
         ] {
             let text = plan(query).await;
             assert!(
@@ -350,6 +363,10 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select sum(odd) from t where odd > 3",
             "select sum(distinct vendor) from t",
             "select sum(fare) from (select fare from t limit 10)",
+            "select sum(fare * tip) from t",
+            "select sum(fare / 2) from t",
+            "select max(fare * 2) from t",
+            "select sum(vendor * 2) from t",
         ] {
             let text = plan(query).await;
             assert!(!text.contains("FarTotals") && text.contains("FarScan"), "{text}");
@@ -367,6 +384,7 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select vendor, day, fare, paid, count(*) from t group by vendor, day, fare, paid",
             "select zone, shared, sum(tip), count(*) from t group by zone, shared",
             "select vendor, sum(fare) from t where zone = 'zone 7' and fare > 3 group by vendor",
+            "select vendor, sum(fare * (1 - odd)), sum(fare * (1 - odd) * (1 + fare)), avg(fare) from t group by vendor",
         ] {
             let text = plan(query).await;
             assert!(text.contains("FarGroups: [") && !text.contains("mode=Partial"), "{text}");
@@ -382,10 +400,16 @@ fn plans_say_what_is_asked_of_far_memory() {
             "select vendor, max(shared) from t group by vendor",
             "select vendor, count(*) from t where zone like '%1' group by vendor",
             "select vendor, sum(id + 1) from t group by vendor",
+            "select vendor, sum(fare * tip) from t group by vendor",
+            "select vendor, sum(fare * (1 + id)) from t group by vendor",
+            "select vendor, min(fare * 2) from t group by vendor",
         ] {
             let text = plan(query).await;
             assert!(!text.contains("FarGroups") && text.contains("mode=Partial"), "{text}");
         }
+        // What is computed is said.
+        let text = plan("select vendor, sum(fare * (1 - odd)) from t where id > 7 group by vendor").await;
+        assert!(text.contains("computed=[fare@1 * (1 - odd@2)], ranges=[id > 7]"), "{text}");
         // What is known is not looked for.
         let text = plan("select count(*), min(fare), max(id) from t").await;
         assert!(!text.contains("FarScan"), "{text}");
@@ -411,15 +435,19 @@ fn rows_that_the_server_filters_do_not_come_near() {
         // Columns that nobody asks about are near now.
         fetched("select max(zone), max(plate), max(shared), max(day + 1), max(tip + 1) from t").await;
         let at_server = fetched("select sum(fare), min(fare) from t where fare < 9000").await;
+        let computed = fetched("select sum(fare * (1 - fare)), avg(fare * 2) from t where fare < 9000").await;
         let few = fetched("select sum(fare) from t where id = 70000").await;
         let groups = fetched("select vendor, sum(fare) from t where id > 500 group by vendor").await;
         fetched("select max(zone), max(plate), max(shared), max(fare + 1), max(id + 1) from t").await;
         fetched("select max(zone), max(plate), max(shared), max(fare + 1), max(id + 1) from t").await;
         let nulls = fetched("select paid, vendor, sum(tip), avg(tip) from t where tip > 0 group by paid, vendor").await;
         fetched("select max(zone), max(plate), max(shared), max(day + 1), max(tip + 1) from t").await;
-        let near = fetched("select sum(fare + 0.0) from t").await;
-        let most = at_server.max(few).max(groups).max(nulls);
-        assert!(most * 4 < near, "{at_server}, {few}, {groups} and {nulls} bytes, and {near} to look at them near");
+        let near = fetched("select sum(fare / 2.0) from t").await;
+        let most = at_server.max(computed).max(few).max(groups).max(nulls);
+        assert!(
+            most * 4 < near,
+            "{at_server}, {computed}, {few}, {groups} and {nulls} bytes, and {near} to look at them near"
+        );
     });
 }
 

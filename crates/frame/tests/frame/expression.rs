@@ -8,7 +8,7 @@ use arrow::array::*;
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use farfield::Plane;
-use farfield_frame::{CHUNK_ROWS, Expression, FarFrame, FrameError, column};
+use farfield_frame::{Agg, CHUNK_ROWS, Expression, FarFrame, FrameError, Scan, column};
 use fastrand::Rng;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -252,6 +252,53 @@ fn totals_of_expressions_are_those_of_a_loop() {
     }
     assert!(matches!(frame.totals_of(&column("zone")), Err(FrameError::Type { .. })));
     assert!(matches!(frame.totals_of(&column("tip")), Err(FrameError::NoColumn { .. })));
+}
+
+/// Values that are never a column come to the same, bit for bit, as a column of them.
+#[test]
+fn computed_values_are_added_up_like_a_column_of_them() {
+    let mut random = random();
+    let batch = rows(&mut random, 4 * CHUNK_ROWS + 5);
+    let fares: Float64Array = (0..batch.num_rows()).map(|_| Some(random.i32(-999..999) as f64 / 7.0)).collect();
+    let (fields, price) = (batch.schema().fields().to_vec(), Field::new("price", DataType::Float64, false));
+    let schema = Arc::new(Schema::new([fields, vec![Arc::new(price)]].concat()));
+    let columns = batch.columns().iter().cloned().chain([Arc::new(fares) as ArrayRef]).collect();
+    let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
+    for plane in PLANES {
+        let frame = FarFrame::from_batches(&heap(plane, MIB), schema.clone(), [Ok(batch.clone())]).unwrap();
+        let product = column("price") * (Expression::from(1.0) - column("price") * column("small"));
+        let shifted = column("row").cast(DataType::Float64) + column("price");
+        let made = frame.with_values("a", &product).unwrap().with_values("b", &shifted).unwrap();
+        let end = random.i64(3000..batch.num_rows() as i64);
+        let scan = || frame.scan(&[]).unwrap().computed("a", &product).unwrap().computed("b", &shifted).unwrap();
+        for narrowed in [false, true] {
+            let narrow = |scan: Scan| match narrowed {
+                true => scan.within("row", ..end).unwrap().within("day", 10..).unwrap(),
+                false => scan,
+            };
+            for name in ["a", "b"] {
+                let sums =
+                    [narrow(scan()), narrow(made.scan(&[]).unwrap())].map(|scan| scan.sums(name).unwrap().unwrap());
+                let [far, near] = sums.map(|sums| (sums.count, sums.sum, sums.mean));
+                assert_eq!(far, near, "{name}");
+            }
+            // In one pass and in several, beside columns of other types and with nulls.
+            let aggs = ["a", "price", "b", "small", "row", "id"].map(Agg::sum);
+            let aggs = [&aggs[..], &[Agg::mean("a"), Agg::count("b"), Agg::rows(), Agg::max("price")]].concat();
+            let groups = [narrow(scan()), narrow(made.scan(&[]).unwrap())]
+                .map(|scan| scan.groups(&["zone", "paid"], &aggs, 100).unwrap().unwrap());
+            // Of a group whose values are all null, the sum is null; the schemas differ in that only.
+            assert_eq!(groups[0].columns(), groups[1].columns());
+            assert!(groups[0].num_rows() > 9);
+        }
+        let taken = frame.scan(&[]).unwrap().computed("price", &product);
+        assert!(matches!(taken, Err(FrameError::SameName { .. })));
+        for near in [column("id") * 0.5.into(), column("price") / 2.0.into(), column("row") * column("small")] {
+            assert!(matches!(frame.scan(&[]).unwrap().computed("a", &near), Err(FrameError::Type { .. })), "{near:?}");
+        }
+        assert!(matches!(scan().groups(&["zone"], &[Agg::max("a")], 9), Err(FrameError::Type { .. })));
+        assert!(matches!(scan().groups(&["a"], &[Agg::rows()], 9), Err(FrameError::NoColumn { .. })));
+    }
 }
 
 #[test]
