@@ -4,8 +4,8 @@
 //! or was built otherwise, and takes the answer with it. `FARFIELD_SEED` repeats the choices.
 
 use farfield::{
-    AtServer, CallError, FarArc, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView, Fault, Heap, OffloadError,
-    Plane, Side, Where,
+    AtServer, CallCounts, CallError, ClientReason, FarArc, FarBox, FarError, FarFunction, FarPlace, FarRef, FarView,
+    Fault, Heap, OffloadError, Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
 use farfield_tests::{MIB, PATIENCE, Relay, Scratch, heap_at, seeded, serve_here, wait_until};
@@ -358,6 +358,10 @@ fn values_that_move_are_found_by_the_client_alone() {
             assert_eq!(heap.call::<Count>(&root, ()).at(place).run(), Ok(count(&models)), "{plane:?} {place:?}");
         }
         assert_eq!(heap.call::<Count>(&root, ()).at(Where::Server).run(), Err(OffloadError::Movable), "{plane:?}");
+        let counts = heap.call_counts::<Count>();
+        assert_eq!((counts.at_server, counts.at_client_by(ClientReason::Requested)), (0, 1), "{plane:?}: {counts}");
+        assert!(counts.at_client_by(ClientReason::Movable) >= 1, "{plane:?}: {counts}");
+        assert_eq!(heap.stats().calls(), counts, "{plane:?}");
         take_apart(root);
     }
 }
@@ -380,7 +384,10 @@ fn a_scope_of_the_caller_keeps_pages_from_being_written_back() {
         assert_eq!(refused, Err(OffloadError::Far(FarError::NearFull)));
         assert_eq!(heap.call::<Count>(&root, ()).at(Where::Auto).run(), Ok(count(&models)));
     }
+    let changed = heap.call_counts::<Count>();
+    assert_eq!(changed.at_client_by(ClientReason::ChangedPages), 1, "{changed}");
     assert_eq!(heap.call::<Count>(&root, ()).at(Where::Server).run(), Ok(count(&models)));
+    assert_eq!(heap.call_counts::<Count>(), CallCounts { at_server: changed.at_server + 1, ..changed });
     take_apart(root);
 }
 
@@ -425,6 +432,9 @@ fn servers_without_the_function_or_with_another_one_are_named_and_auto_goes_on()
         assert_eq!(heap.call::<Count>(&root, ()).at(Where::Auto).run(), Ok(count(&models)));
         assert_eq!(heap.call::<Count>(&root, ()).at(Where::Server).run(), Err(expected));
         assert_eq!(heap.call::<Count>(&root, ()).run(), Ok(count(&models)));
+        let (counts, choice) = (heap.call_counts::<Count>(), heap.call_choice::<Count>());
+        assert_eq!(counts.at_client_by(ClientReason::NoFunction), 2, "{counts}");
+        assert!(choice.side == Side::Client && choice.is_bound, "{choice}");
         take_apart(root);
     }
     assert!(OffloadError::OtherLayout { name: "Node" }.to_string().contains("the type Node"));
@@ -511,6 +521,7 @@ fn a_mirror_answers_when_a_server_dies_and_a_stripe_leaves_it_to_the_client() {
     let (root, models) = make(&striped, &mut random, 2, 2000);
     assert_eq!(striped.call::<Count>(&root, ()).at(Where::Server).run(), Err(CallError::Nowhere.into()));
     assert_eq!(striped.call::<Count>(&root, ()).run(), Ok(count(&models)));
+    assert_eq!(striped.call_counts::<Count>().at_client_by(ClientReason::PoolKind), 1);
     take_apart(root);
     drop(striped);
     let mirrored = heap_of(format!("mirror({one},{two})"));

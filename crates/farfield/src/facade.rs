@@ -1,6 +1,6 @@
 //! The heap as users see it: the door to `heap/`, `fault/` and `ptr/`.
 
-use crate::call::{AtServer, FarFunction, FarRef, FarTraversal, HeapCall, HeapFold};
+use crate::call::{AtServer, CallCounts, FarFunction, FarRef, FarTraversal, HeapCall, HeapFold};
 use crate::config::{Builder, Config, NEAR_MIN};
 use crate::error::{AllocError, BuildError, FarError};
 use crate::fault::AHEAD_MAX;
@@ -9,7 +9,7 @@ use crate::ptr::{FarArc, FarBox, FarPtr, FarWeak, Init, Uninit};
 use crate::stats::Stats;
 use core::ptr::NonNull;
 use farfield_core::heap::CARD_BYTES;
-use farfield_core::policy::call_placement::CallPlacementDecision;
+use farfield_core::policy::call_placement::{CallPlacementDecision, Side};
 use farfield_pool::{Backend, Health};
 
 /// A budget of near memory, a pool of far memory, and the values that are in one or the other.
@@ -291,7 +291,39 @@ impl Heap {
     /// Returns where calls of this function with [`Where::Auto`](crate::Where::Auto) run now, and
     /// the estimates behind it.
     pub fn call_choice<F: FarFunction>(&self) -> CallPlacementDecision {
-        self.core().with_placement::<AtServer<F>, _>(|placement| placement.choice())
+        let choice = self.core().with_placement::<AtServer<F>, _>(|placement| placement.choice());
+        match self.core().offload_refusal::<AtServer<F>>() {
+            Some(_) => CallPlacementDecision { side: Side::Client, is_bound: true, ..choice },
+            None => choice,
+        }
+    }
+
+    /// Returns how many calls of this function ran at a memory server, how many at the client, and why
+    /// they did. [`Stats`] has the sums of all functions.
+    ///
+    /// ```
+    /// # use farfield::{ClientReason, FarFunction, FarPlace, FarRef, FarView, Fault, Heap};
+    /// # #[derive(FarView)]
+    /// # struct Leaf { number: u64 }
+    /// # struct Look;
+    /// # impl FarFunction for Look {
+    /// #     const NAME: &'static str = "example.look";
+    /// #     const VERSION: u32 = 1;
+    /// #     type Root = Leaf;
+    /// #     type Argument = ();
+    /// #     type Answer = u64;
+    /// #     async fn run<P: FarPlace>(far: &P, root: FarRef<'_, Leaf>, _: ()) -> Result<u64, Fault> {
+    /// #         Ok(far.follow(root).await?.number)
+    /// #     }
+    /// # }
+    /// let heap = Heap::builder().near(4 << 20).build()?; // no memory server
+    /// let leaf = heap.alloc(Leaf { number: 3 })?;
+    /// assert_eq!(heap.call::<Look>(&leaf, ()).run()?, 3);
+    /// assert_eq!(heap.call_counts::<Look>().at_client_by(ClientReason::PoolKind), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn call_counts<F: FarFunction>(&self) -> CallCounts {
+        self.core().call_counts::<AtServer<F>>()
     }
 
     /// Checks the invariants of the heap, for tests, and panics if one is violated. No other thread

@@ -48,9 +48,10 @@ mod test_budget;
 
 pub use bytemuck::Pod;
 pub use call::{
-    AtServer, AtServerMut, BytesRef, EntriesRef, EntryCursor, FarFold, FarFoldable, FarFunction, FarFunctionMut,
-    FarMut, FarPlace, FarPlaceMut, FarRef, FarTraversal, FarView, FarViewMut, FlatCursor, FlatRef, Fold, HeapCall,
-    HeapCallMut, HeapFold, HeapMapFold, ItemCursor, ItemsRef, MapEntries, MapEntriesRef, TextRef, view,
+    AtServer, AtServerMut, BytesRef, CallCounts, ClientReason, EntriesRef, EntryCursor, FarFold, FarFoldable,
+    FarFunction, FarFunctionMut, FarMut, FarPlace, FarPlaceMut, FarRef, FarTraversal, FarView, FarViewMut, FlatCursor,
+    FlatRef, Fold, HeapCall, HeapCallMut, HeapFold, HeapMapFold, ItemCursor, ItemsRef, MapEntries, MapEntriesRef,
+    TextRef, view,
 };
 pub use collections::{
     Change, FarArray, FarBTreeMap, FarBTreeSet, FarBytes, FarFlatMap, FarList, FarMap, FarQueue, FarSet, FarStack,

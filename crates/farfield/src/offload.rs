@@ -9,6 +9,7 @@
 //! it came and none has ended since it was asked for. So no answer comes from a server that has
 //! given back what it read.
 
+use crate::call::{CallCounts, CallSite, ClientReason};
 use crate::error::FarError;
 use crate::heap::HeapInner;
 use core::time::Duration;
@@ -17,7 +18,7 @@ use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::call_placement::CallPlacement;
 use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Reason why an operation was not done at the place of far values.
@@ -142,17 +143,21 @@ struct IncompleteCalls {
     callers: Vec<Caller>,
 }
 
-/// Channels through which a heap calls functions at the server of its pool.
+/// Channels through which a heap calls functions at the server of its pool, and what became of calls.
 #[derive(Default)]
-pub(crate) struct Offload(Mutex<Channels>);
+pub(crate) struct Offload {
+    channels: Mutex<Channels>,
+    /// Calls of functions over far pointers, by name and version.
+    counts: Mutex<BTreeMap<(&'static str, u32), CallCounts>>,
+}
 
 #[derive(Default)]
 struct Channels {
     /// Number of switches of the pool before these channels were opened.
     switches: u64,
     idle: Vec<(OffloadTarget, Caller)>,
-    /// Names of functions that the server does not run.
-    refused: BTreeSet<&'static str>,
+    /// Names of functions that the server does not run, and why.
+    refused: BTreeMap<&'static str, ClientReason>,
     /// Measurements of functions over far pointers, by name and version.
     placements: BTreeMap<(&'static str, u32), CallPlacement>,
 }
@@ -208,7 +213,31 @@ fn merge_answers<A>(
 impl HeapInner {
     /// Checks whether the server runs this function, as far as is known.
     pub(crate) fn may_offload<F: Function>(&self) -> bool {
-        self.channels(|channels| !channels.refused.contains(F::NAME))
+        self.offload_refusal::<F>().is_none()
+    }
+
+    /// Returns why the server does not run this function, as far as is known.
+    pub(crate) fn offload_refusal<F: Function>(&self) -> Option<ClientReason> {
+        self.channels(|channels| channels.refused.get(F::NAME).copied())
+    }
+
+    /// Counts a call of a function over far pointers.
+    pub(crate) fn count_call<F: Function>(&self, site: CallSite) {
+        self.counts(|counts| counts.entry((F::NAME, F::VERSION)).or_default().add(site));
+    }
+
+    /// Returns the counts of calls of one function over far pointers.
+    pub(crate) fn call_counts<F: Function>(&self) -> CallCounts {
+        self.counts(|counts| counts.get(&(F::NAME, F::VERSION)).copied().unwrap_or_default())
+    }
+
+    /// Returns the counts of calls of all such functions.
+    pub(crate) fn all_call_counts(&self) -> CallCounts {
+        self.counts(|counts| CallCounts::sum(counts.values()))
+    }
+
+    fn counts<R>(&self, act: impl FnOnce(&mut BTreeMap<(&'static str, u32), CallCounts>) -> R) -> R {
+        act(&mut self.offload.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns how the pages of the pool are distributed over its members now.
@@ -244,7 +273,7 @@ impl HeapInner {
 
     /// Notes that the server does not run this function as this program has it.
     pub(crate) fn refuse_offload<F: Function>(&self) {
-        self.channels(|channels| channels.refused.insert(F::NAME));
+        self.channels(|channels| channels.refused.insert(F::NAME, ClientReason::NoFunction));
     }
 
     /// Runs `act` with the measurements by which calls of this function are placed.
@@ -382,7 +411,7 @@ impl HeapInner {
         };
         let mut caller = match caller {
             Ok(caller) => caller,
-            Err(error) => return Err(self.failed::<F>(error.into(), switches, !was_active, None)),
+            Err(error) => return Err(self.failed::<F>(target, error.into(), switches, !was_active, None)),
         };
         let (places, arguments): (Vec<usize>, Vec<F::Argument>) = calls.into_iter().unzip();
         let calls = caller.calls::<F>(arguments).at(Where::Server).within(terms.within);
@@ -412,7 +441,7 @@ impl HeapInner {
             Err(error) => {
                 // The caller that began the writes knows which functions may still run.
                 let caller = Some(caller).filter(|_| writes.is_none());
-                Err(self.failed::<F>(error, switches, is_same && !was_active, caller))
+                Err(self.failed::<F>(target, error, switches, is_same && !was_active, caller))
             }
         }
     }
@@ -422,18 +451,25 @@ impl HeapInner {
     /// switch happened meanwhile.
     fn failed<F: Function>(
         &self,
+        target: OffloadTarget,
         error: CallError,
         switches: u64,
         is_same: bool,
         caller: Option<Caller>,
     ) -> IncompleteCalls {
-        let is_refusal =
-            matches!(error, CallError::Nowhere | CallError::NoFunction { .. } | CallError::OtherVersion { .. });
+        let refusal = match error {
+            CallError::NoFunction { .. } | CallError::OtherVersion { .. } => Some(ClientReason::NoFunction),
+            CallError::Nowhere => {
+                let is_server = self.backend_at(target).is_some_and(|backend| backend.incarnation().is_some());
+                Some(if is_server { ClientReason::OldServer } else { ClientReason::PoolKind })
+            }
+            _ => None,
+        };
         // While the pool is switched there is no single server, but there will be one again.
-        if is_refusal && is_same {
+        if let Some(reason) = refusal.filter(|_| is_same) {
             self.channels(|channels| {
                 if channels.switches == switches {
-                    channels.refused.insert(F::NAME);
+                    channels.refused.insert(F::NAME, reason);
                 }
             });
         }
@@ -445,7 +481,7 @@ impl HeapInner {
     /// Runs `act` with the channels to the present server; channels to earlier ones are dropped.
     fn channels<R>(&self, act: impl FnOnce(&mut Channels) -> R) -> R {
         let switches = self.backend.progress().switches;
-        let mut channels = self.offload.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = self.offload.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if channels.switches != switches {
             *channels = Channels { switches, ..Channels::default() };
         }

@@ -1,5 +1,6 @@
 //! Statistics of a heap.
 
+use crate::call::{CallCounts, ClientReason};
 use core::time::Duration;
 use farfield_core::notice_lines;
 
@@ -118,6 +119,12 @@ pub struct Stats {
     /// Number of pages that were written to such servers because they lacked them, counted at each
     /// server since the pool was last exchanged.
     pub restored_pages: u64,
+    /// Number of calls of functions over far pointers that a memory server answered
+    /// ([`Heap::call_counts`](crate::Heap::call_counts) tells functions apart). A fold counts a call for
+    /// each of its pieces.
+    pub calls_at_server: u64,
+    /// Number of such calls that ran at the client, by reason, in the order of [`ClientReason::ALL`].
+    pub calls_at_client: [u64; ClientReason::ALL.len()],
 }
 
 impl Stats {
@@ -131,6 +138,11 @@ impl Stats {
     pub(crate) fn pause_class(pause: Duration) -> usize {
         let micros = pause.as_micros().max(1) as u64;
         (micros.ilog2() as usize).min(Self::PAUSE_CLASSES - 1)
+    }
+
+    /// Returns the counts of calls of functions over far pointers.
+    pub fn calls(&self) -> CallCounts {
+        CallCounts { at_server: self.calls_at_server, at_client: self.calls_at_client }
     }
 
     /// Returns the share of prefetches that were used, among those that were used or have left
@@ -155,9 +167,10 @@ impl Stats {
             discarded_pages lost_values held_by
             prefetches prefetches_used prefetches_unused prefetch_depth
             pool_switches pool_pages_to_move pool_pages_moved
-            scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns missing_legs exposed_pages restored_pages;
+            scrubbed_pages scrub_wrong_pages scrub_mended_pages scrub_turns missing_legs exposed_pages restored_pages
+            calls_at_server;
             durations scrub_age answer_time evicting longest_pause held_back;
-            lists access_rates pauses)
+            lists access_rates pauses calls_at_client)
     }
 }
 
@@ -175,6 +188,7 @@ mod tests {
         let any = Duration::from_nanos(u64::MAX);
         let mut stats = Stats { evicting: any, longest_pause: any, ..Stats::default() };
         (stats.access_rates, stats.pauses) = ([u64::MAX; Stats::RATE_CLASSES], [u64::MAX; Stats::PAUSE_CLASSES]);
+        stats.calls_at_client = [u64::MAX; ClientReason::ALL.len()];
         let text = stats.lines();
         assert!(text.contains(&format!("evicting_ns {}\n", u64::MAX)) && text.contains("\nmisses 0\n"), "{text}");
         // Each number can take as many digits; a title comes before them.

@@ -7,10 +7,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::function_mut::{AtServerMut, Changed, Changing, ChangingArgument, FarFunctionMut};
+use super::function_mut::{Changed, Changing, ChangingArgument, FarFunctionMut};
 use super::overlay::{ChangeStop, OverlayLimits, ValueChange};
 use super::view_mut::{FarMut, OwnedTypes};
-use super::{HeapCall, Where};
+use super::{CallCounts, ClientReason, HeapCall, Where};
 use crate::Heap;
 use crate::error::FarError;
 use crate::heap::{AccessMode, HeapInner, Scope};
@@ -91,7 +91,7 @@ impl<F: FarFunctionMut> HeapCallMut<'_, F> {
             if call.place == Where::Server {
                 return Err(CallError::Nowhere.into());
             }
-            call.place = Where::Client;
+            (call.place, call.client_reason) = (Where::Client, ClientReason::Keyed);
         }
         let (core, limits) = (call.core, call.argument.limits);
         call.run_with(|changed, side| finish::<F>(core, limits, changed, side))
@@ -275,6 +275,11 @@ impl Heap {
 
     /// Returns where calls of this function with [`Where::Auto`] run now: see [`Heap::call_choice`].
     pub fn call_mut_choice<F: FarFunctionMut>(&self) -> CallPlacementDecision {
-        self.core().with_placement::<AtServerMut<F>, _>(|placement| placement.choice())
+        self.call_choice::<Changing<F>>()
+    }
+
+    /// Returns how many calls of this function ran where, and why: see [`Heap::call_counts`].
+    pub fn call_mut_counts<F: FarFunctionMut>(&self) -> CallCounts {
+        self.call_counts::<Changing<F>>()
     }
 }

@@ -13,6 +13,7 @@
 
 mod bytes;
 mod call_mut;
+mod counts;
 mod entries;
 mod flat;
 #[cfg(test)]
@@ -47,6 +48,7 @@ mod walk_tests;
 
 pub use bytes::{BytesRef, TextRef};
 pub use call_mut::HeapCallMut;
+pub use counts::{CallCounts, ClientReason};
 pub use entries::{EntriesRef, EntryCursor};
 pub use flat::{FlatCursor, FlatRef};
 pub use fold::{FarFold, FarFoldable, FarTraversal, Fold, HeapFold};
@@ -72,6 +74,7 @@ pub mod view {
     pub use super::view_traits::{Loan, ViewSource, ViewTypes, layout};
 }
 
+pub(crate) use counts::CallSite;
 pub(crate) use items::{ChunkPlace, ItemKind};
 
 use crate::error::FarError;
@@ -82,6 +85,7 @@ use core::ops::Range;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
+use counts::MissingAnswer;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::call_placement::Side;
 use farfield_wic::{CallError, Where};
@@ -104,6 +108,8 @@ pub struct HeapCall<'h, F: FarFunction> {
     root: FarRef<'h, F::Root>,
     argument: F::Argument,
     place: Where,
+    /// Reason why the call runs at the client, if [`HeapCall::place`] is that.
+    client_reason: ClientReason,
     within: Duration,
     steps_max: u64,
     /// Elements that are read, if the root is a collection.
@@ -123,6 +129,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
             root,
             argument,
             place: Where::Auto,
+            client_reason: ClientReason::Requested,
             within: core.patience,
             steps_max: STEPS_MAX,
             window: 0..usize::MAX,
@@ -225,6 +232,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// # Errors
     /// Those of [`HeapCall::run`] at the client.
     pub async fn fetch(self) -> Result<F::Answer, OffloadError> {
+        self.core.count_call::<AtServer<F>>(CallSite::Client(ClientReason::Requested));
         let place = TaskPlace::new(self.core, StepCounter::new(self.steps_max, Instant::now(), self.within));
         let mut function = pin!(F::run(&place, self.root, self.argument));
         poll_fn(|context| {
@@ -241,11 +249,19 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// of the call: if it fails, the answer counts as none.
     fn run_with<R>(self, finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>) -> Result<R, OffloadError> {
         let began = Instant::now();
-        match self.place {
-            Where::Client => finish(self.run_at_client(began, &mut 0)?, Side::Client),
-            Where::Server => finish(self.run_at_server(began, Effort::FULL)?, Side::Server),
+        let (result, site) = match self.place {
+            Where::Client => {
+                let answer = self.run_at_client(began, &mut 0);
+                (answer.and_then(|answer| finish(answer, Side::Client)), CallSite::Client(self.client_reason))
+            }
+            Where::Server => {
+                let answer = self.run_at_server(began, Effort::FULL).map_err(|missing| missing.error)?;
+                (finish(answer, Side::Server), CallSite::Server)
+            }
             _ => self.run_auto(began, finish),
-        }
+        };
+        self.core.count_call::<AtServer<F>>(site);
+        result
     }
 
     fn time_left(&self, began: Instant) -> Result<Duration, CallError> {
@@ -268,15 +284,15 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
 
     /// Runs the function at the server. Pages that it meets and must not read there are written
     /// back.
-    fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, OffloadError> {
+    fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, MissingAnswer> {
         let near = match self.root.near {
             Some(root) => Some(RootImage::of(self.core, root, self.window.clone()).map_err(|error| match error {
-                ImageError::OtherHeap => FarError::OtherHeap.into(),
+                ImageError::OtherHeap => OffloadError::Far(FarError::OtherHeap),
                 ImageError::TooLong { bytes } => OffloadError::Call(CallError::ArgumentTooLong { bytes }),
             })?),
             None => match self.core.number_of(self.root.number.get()) {
                 None => return Err(FarError::OtherHeap.into()),
-                Some(number) if number >= self.core.pages => return Err(OffloadError::Movable),
+                Some(number) if number >= self.core.pages => return Err(OffloadError::Movable.into()),
                 Some(_) => None,
             },
         };
@@ -305,11 +321,11 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 FarAnswer::Done(answer) => return Ok(answer),
                 FarAnswer::OtherLayout(index) => {
                     self.core.refuse_offload::<AtServer<F>>();
-                    return Err(OffloadError::OtherLayout { name: types.name(index as usize) });
+                    return Err(OffloadError::OtherLayout { name: types.name(index as usize) }.into());
                 }
-                FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable),
-                FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }),
-                FarAnswer::Stopped(RegionStop::TableNear) => return Err(OffloadError::TableNear),
+                FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable.into()),
+                FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }.into()),
+                FarAnswer::Stopped(RegionStop::TableNear) => return Err(OffloadError::TableNear.into()),
                 FarAnswer::Stopped(RegionStop::Changed(page)) => page,
             };
             // The page that was met, and the more of those around it the oftener that happens: a
@@ -318,18 +334,18 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
             let first = changed.partition_point(|page| *page < met).saturating_sub(most / 2);
             self.write_back(changed[first..].iter().take(most), began, effort)?;
         }
-        Err(CallError::NotNow.into())
+        Err(MissingAnswer::CHANGED)
     }
 
     /// Returns the pages that the server must not read, at most so many.
-    fn changed_pages(&self, began: Instant, effort: Effort, most: usize) -> Result<Vec<u32>, OffloadError> {
+    fn changed_pages(&self, began: Instant, effort: Effort, most: usize) -> Result<Vec<u32>, MissingAnswer> {
         loop {
             if let Some(pages) = self.core.changed_pages(most) {
                 return Ok(pages);
             }
             // Too many to be named.
             if !effort.may_write_all {
-                return Err(CallError::NotNow.into());
+                return Err(MissingAnswer::CHANGED);
             }
             let all = self.core.changed_pages(usize::MAX).unwrap_or_default();
             self.write_back(all.iter().skip(most / 2), began, effort)?;
@@ -348,27 +364,35 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     }
 
     /// Runs the function where calls were faster lately, and at the client if the server has no
-    /// answer.
+    /// answer. Also returns where that was.
     fn run_auto<R>(
         &self,
         began: Instant,
         finish: impl Fn(F::Answer, Side) -> Result<R, OffloadError>,
-    ) -> Result<R, OffloadError> {
+    ) -> (Result<R, OffloadError>, CallSite) {
         let core = self.core;
         let at_client = |steps: &mut u64| finish(self.run_at_client(began, steps)?, Side::Client);
+        let at_server = || Ok::<R, MissingAnswer>(finish(self.run_at_server(began, Effort::AUTO)?, Side::Server)?);
         let nanos = || u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let side = match core.may_offload::<AtServer<F>>() {
-            true => core.with_placement::<AtServer<F>, _>(|placement| placement.round(1).0),
-            false => Side::Client,
+        let refusal = core.offload_refusal::<AtServer<F>>();
+        let side = match refusal {
+            None => core.with_placement::<AtServer<F>, _>(|placement| placement.round(1).0),
+            Some(_) => Side::Client,
         };
         let mut steps = 0;
-        let (result, is_known) = match side {
-            Side::Client => (at_client(&mut steps), true),
-            Side::Server => match self.run_at_server(began, Effort::AUTO).and_then(|answer| finish(answer, side)) {
-                Ok(answer) => (Ok(answer), true),
+        let (result, site, is_known) = match side {
+            Side::Client => {
+                let reason = refusal.unwrap_or(ClientReason::Faster);
+                (at_client(&mut steps), CallSite::Client(reason), true)
+            }
+            Side::Server => match at_server() {
+                Ok(answer) => (Ok(answer), CallSite::Server, true),
                 // It only reads, so it can run again. What the server did for nothing counts as
                 // its time.
-                Err(_) => (at_client(&mut 0), core.may_offload::<AtServer<F>>()),
+                Err(MissingAnswer { reason, .. }) => {
+                    let refusal = core.offload_refusal::<AtServer<F>>();
+                    (at_client(&mut 0), CallSite::Client(refusal.unwrap_or(reason)), refusal.is_none())
+                }
             },
         };
         core.with_placement::<AtServer<F>, _>(|placement| match &result {
@@ -376,7 +400,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
             Ok(_) => {}
             Err(_) => placement.on_failed(side, 1),
         });
-        result
+        (result, site)
     }
 }
 

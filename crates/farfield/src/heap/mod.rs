@@ -390,6 +390,7 @@ impl HeapInner {
         let switch = self.backend.progress();
         let scrub = self.backend.scrub_stats().unwrap_or_default();
         let protection = self.backend.protection().unwrap_or_default();
+        let calls = self.all_call_counts();
         let (resident, _) = self.frames.resident();
         let infos = u64::from(resident) * frames::INFO_BYTES as u64;
         let table_bytes = self.table_bytes() + infos;
@@ -444,6 +445,8 @@ impl HeapInner {
             missing_legs: protection.missing_legs,
             exposed_pages: protection.exposed_pages,
             restored_pages: protection.restored_pages,
+            calls_at_server: calls.at_server,
+            calls_at_client: calls.at_client,
         }
     }
 

@@ -24,7 +24,7 @@ use crate::{
     Backend, CallChannel, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, ScrubStats, WriteReservation,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use farfield_core::PageId;
+use farfield_core::{Incarnation, PageId};
 use farfield_os::sync::{Mutex, MutexGuard, RwLock};
 use lane::{LaneCell, SwitchLane, SwitchableLane};
 use std::sync::{Arc, Weak};
@@ -250,6 +250,11 @@ impl Backend for SwitchBackend {
     /// switch.
     fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
         self.sole_backend().ok()?.member(index)
+    }
+
+    /// Returns the incarnation of the only side, if it is one server; `None` in the middle of a switch.
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.sole_backend().ok()?.incarnation()
     }
 
     fn mapped(&self) -> Option<&dyn Mapped> {
