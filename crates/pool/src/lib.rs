@@ -37,6 +37,7 @@ pub use contract::backend::{
 };
 pub use contract::buffer::Buffer;
 pub use contract::calls::{CallChannel, CallEnd, CallFailure, FarCall, IncompleteWrite, WriteReservation};
+pub use contract::places::{PagePlaces, TierPages};
 pub use contract::protection::Protection;
 pub use contract::scrub_stats::ScrubStats;
 pub use farfield_core::Deal;

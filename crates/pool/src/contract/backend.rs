@@ -2,7 +2,7 @@
 //! it.
 
 use crate::contract::calls;
-use crate::{Buffer, CallChannel, Deal, Protection, ScrubStats, WriteReservation};
+use crate::{Buffer, CallChannel, Deal, PagePlaces, Protection, ScrubStats, WriteReservation};
 use core::time::Duration;
 use farfield_core::wire::PagePart;
 use farfield_core::{Incarnation, PageId};
@@ -311,7 +311,14 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// Returns the member `index` of those over which the pages are [striped](Backend::deal).
+    /// Returns where the pages lie, if the members are tiers. A function that only reads may run at one of
+    /// them, as [`PagePlaces`] says.
+    fn places(&self) -> Option<Arc<dyn PagePlaces>> {
+        None
+    }
+
+    /// Returns the member `index` of those over which the pages are [striped](Backend::deal), or the
+    /// [tier](Backend::places) `index`.
     fn member(&self, _index: usize) -> Option<Arc<dyn Backend>> {
         None
     }

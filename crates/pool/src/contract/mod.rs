@@ -3,5 +3,6 @@
 pub(crate) mod backend;
 pub(crate) mod buffer;
 pub(crate) mod calls;
+pub(crate) mod places;
 pub(crate) mod protection;
 pub(crate) mod scrub_stats;

@@ -21,7 +21,8 @@ use crate::contract::calls;
 use crate::dirty_chunks::DirtyChunks;
 use crate::redundant::mirror::{CHUNK_PAGES, MirrorLane, ReplicaMap, chunks};
 use crate::{
-    Backend, CallChannel, CloneTicket, Deal, Health, Lane, Mapped, PoolError, Protection, ScrubStats, WriteReservation,
+    Backend, CallChannel, CloneTicket, Deal, Health, Lane, Mapped, PagePlaces, PoolError, Protection, ScrubStats,
+    WriteReservation,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farfield_core::{Incarnation, PageId};
@@ -244,6 +245,11 @@ impl Backend for SwitchBackend {
     /// question with that after the answer.
     fn deal(&self) -> Option<Deal> {
         self.sole_backend().ok()?.deal()
+    }
+
+    /// Returns where the pages of that side lie, if it has tiers; `None` in the middle of a switch.
+    fn places(&self) -> Option<Arc<dyn PagePlaces>> {
+        self.sole_backend().ok()?.places()
     }
 
     /// Returns a member of the side that holds everything and will; `None` in the middle of a

@@ -16,7 +16,7 @@ mod tests;
 use crate::redundant::members::{PoolMember, backends};
 use crate::redundant::repair::{RepairLock, RepairThread};
 use crate::unclaimed_snapshots::{UnclaimedSnapshots, key};
-use crate::{Backend, CloneTicket, Health, Lane, PoolError, Protection, ScrubStats};
+use crate::{Backend, CloneTicket, Health, Lane, PagePlaces, PoolError, Protection, ScrubStats};
 use core::fmt::Write;
 use core::time::Duration;
 use farfield_os::sync::Mutex;
@@ -62,6 +62,14 @@ impl TierBackend {
 impl Backend for TierBackend {
     fn open_lane(&self) -> Result<Box<dyn Lane>, PoolError> {
         Ok(Box::new(TierLane::open(&self.table, self.repair_thread.is_none())?))
+    }
+
+    fn places(&self) -> Option<Arc<dyn PagePlaces>> {
+        Some(self.table.clone())
+    }
+
+    fn member(&self, index: usize) -> Option<Arc<dyn Backend>> {
+        self.table.members.get(index)?.backend.clone()
     }
 
     fn clone_region(&self) -> Result<CloneTicket, PoolError> {

@@ -6,14 +6,15 @@ use crate::dirty_chunks::DirtyChunks;
 use crate::redundant::members::{MemberLane, PoolMember, backends};
 use crate::redundant::repair::RepairSource;
 use crate::table::AtomicTable;
-use crate::{Health, PoolError};
+use crate::{Health, PagePlaces, PoolError, TierPages};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use core::time::Duration;
 use farfield_core::policy::tier_admission::{TierClockAction, TierOccupancy, clock_action};
 use farfield_core::tier_word::TierWord;
 use farfield_core::time::Moment;
-use farfield_core::{Incarnation, MemberSet};
+use farfield_core::{Incarnation, MemberSet, PageId};
 use farfield_os::process::now_ns;
+use farfield_os::sync::Mutex;
 use std::sync::Arc;
 
 /// Number of pages that are noted together as perhaps written.
@@ -54,6 +55,8 @@ struct Tier {
     full_until: AtomicU64,
     /// Number of pages that the tier holds and that are being moved away, or given back.
     leaving: AtomicU64,
+    /// Number of times that copies were claimed here to be given back. It grows before the tier is told.
+    sweeps: AtomicU64,
     is_gone: AtomicBool,
 }
 
@@ -134,6 +137,10 @@ pub(super) struct TierTable {
     cleared: AtomicU64,
     /// Number of pages that ever went to the next tier.
     moved: AtomicU64,
+    /// Number of times that a page came to lie elsewhere. It grows after the word has changed.
+    relocations: AtomicU64,
+    /// Pages of each tier as they were last named, with `relocations` from before.
+    named: Mutex<Vec<Option<(u64, TierPages)>>>,
     /// Time before which no move begins.
     rests_until: AtomicU64,
     is_abandoned: AtomicBool,
@@ -168,10 +175,13 @@ impl TierTable {
             limit: AtomicU64::new(u64::MAX),
             full_until: AtomicU64::new(0),
             leaving: AtomicU64::new(0),
+            sweeps: AtomicU64::new(0),
             is_gone: AtomicBool::new(member.backend.is_none()),
         };
         TierTable {
             tiers: members.iter().map(tier).collect(),
+            named: Mutex::new(members.iter().map(|_| None).collect()),
+            relocations: AtomicU64::new(0),
             members,
             pages: map.pages,
             map,
@@ -234,6 +244,9 @@ impl TierTable {
             match at.compare_exchange_weak(before, next.0, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => {
                     self.count(TierWord(before), next);
+                    if TierWord(before).at() != next.at() {
+                        self.relocations.fetch_add(1, Ordering::SeqCst);
+                    }
                     return Some((TierWord(before), told));
                 }
                 Err(now) => before = now,
@@ -298,6 +311,7 @@ impl TierTable {
         };
         let count = (first..end).take_while(claim).count() as u64;
         self.tiers[tier].leaving.fetch_add(count, Ordering::SeqCst);
+        self.tiers[tier].sweeps.fetch_add(u64::from(count > 0), Ordering::SeqCst);
         count
     }
 
@@ -461,6 +475,25 @@ impl TierTable {
         (held, self.moved.load(Ordering::Relaxed))
     }
 
+    /// Returns the runs of pages (first page, count) that a tier has; `None` if there are more than so many.
+    fn runs_at(&self, tier: usize, runs_max: usize) -> Option<Arc<[(u64, u64)]>> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut first = self.next_written(0);
+        while first < self.pages {
+            let end = (first + CHUNK_PAGES - first % CHUNK_PAGES).min(self.pages);
+            for page in (first..end).filter(|page| self.word(*page).at() == Some(tier)) {
+                let is_full = runs.len() == runs_max;
+                match runs.last_mut() {
+                    Some((run, count)) if *run + *count == page => *count += 1,
+                    _ if is_full => return None,
+                    _ => runs.push((page, 1)),
+                }
+            }
+            first = self.next_written(end);
+        }
+        Some(runs.into())
+    }
+
     // Lanes.
 
     pub(super) fn open_lanes(&self, requests: usize) -> Result<Vec<Option<MemberLane>>, PoolError> {
@@ -477,6 +510,42 @@ impl TierTable {
             });
         }
         if lanes.iter().all(Option::is_none) { Err(self.gone(0)) } else { Ok(lanes) }
+    }
+}
+
+/// A function reads a page at a tier while others write, move and discard pages. The tier's copy keeps its
+/// bytes, or gets newer ones, until it is given back. That is claimed first, when the page has left the
+/// tier, then counted (`sweeps`), and only then is the tier told. So if the count has not changed since
+/// before the page was found there, nobody has told the tier to give the copy back.
+///
+/// Pages that were named before are still at the tier if neither count has changed. A thread that has moved
+/// a page and not counted that yet has not reported its write as done, so the user of the pool takes the
+/// page for unwritten; or the copy that it has left is right, and its return will be counted as a sweep.
+impl PagePlaces for TierTable {
+    fn tiers(&self) -> usize {
+        self.members.len()
+    }
+
+    fn tier_of(&self, page: PageId) -> Option<usize> {
+        (page.0 < self.pages).then(|| self.word(page.0).at()).flatten()
+    }
+
+    fn pages_at(&self, tier: usize, runs_max: usize) -> Option<TierPages> {
+        // Both before the words are looked at.
+        let sweeps = self.tiers[tier].sweeps.load(Ordering::SeqCst);
+        let relocations = self.relocations.load(Ordering::SeqCst);
+        let mut named = self.named.lock();
+        let is_current = |(at, pages): &&(u64, TierPages)| *at == relocations && pages.sweeps == sweeps;
+        if let Some((_, pages)) = named[tier].as_ref().filter(is_current) {
+            return (pages.runs.len() <= runs_max).then(|| pages.clone());
+        }
+        let pages = TierPages { tier, runs: self.runs_at(tier, runs_max)?, sweeps };
+        named[tier] = Some((relocations, pages.clone()));
+        Some(pages)
+    }
+
+    fn are_kept(&self, pages: &TierPages) -> bool {
+        self.tiers[pages.tier].sweeps.load(Ordering::SeqCst) == pages.sweeps
     }
 }
 

@@ -4,7 +4,9 @@ use super::TierBackend;
 use crate::conformance::Random;
 use crate::redundant::members::PoolMember;
 use crate::trial::{NEVER, TEST_TIMEOUT, assert_version, filled, one, open, read, survive, wait_until, write};
-use crate::{Backend, Buffer, Health, Lane, LaneRequest, Op, PagePart, PoolBuilder, PoolError, Priority, conformance};
+use crate::{
+    Backend, Buffer, Health, Lane, LaneRequest, Op, PagePart, PoolBuilder, PoolError, Priority, TierPages, conformance,
+};
 use core::time::Duration;
 use farfield_core::PageId;
 use std::time::Instant;
@@ -85,6 +87,48 @@ fn what_is_new_is_in_front_and_what_is_old_moves_on() {
     one(&mut *lane, Op::Discard { page: PageId(0), count: 4096 });
     settle(&backend, &mut *lane);
     assert_eq!(held(&backend), [0, 0], "all tiers have their memory back");
+}
+
+/// The pages that a tier has, by the words.
+fn pages_by_words(backend: &TierBackend, tier: usize) -> Vec<u64> {
+    (0..backend.table.pages).filter(|page| backend.table.word(*page).at() == Some(tier)).collect()
+}
+
+fn named_pages(pages: &TierPages) -> Vec<u64> {
+    pages.runs().iter().flat_map(|(first, count)| *first..first + count).collect()
+}
+
+#[test]
+fn the_pages_of_a_tier_are_named_as_they_are_and_their_loss_is_noticed() {
+    let backend = tiered(160, 4096);
+    let mut lane = backend.open_lane().unwrap();
+    let places = backend.places().unwrap();
+    assert_eq!(places.tiers(), 2);
+    let mut random = Random(3);
+    for version in 1..200u64 {
+        let before: Vec<TierPages> = (0..2).map(|tier| places.pages_at(tier, 4096).unwrap()).collect();
+        let old = pages_by_words(&backend, 0);
+        let page = random.below(1000);
+        match random.below(4) {
+            0 => {
+                one(&mut *lane, Op::Discard { page: PageId(page), count: 1 + random.below(8) });
+            }
+            _ => write(&mut *lane, page, 1 + random.below(8) as usize, version).unwrap(),
+        }
+        settle(&backend, &mut *lane);
+        for tier in 0..2 {
+            let (named, right) = (places.pages_at(tier, 4096).unwrap(), pages_by_words(&backend, tier));
+            assert_eq!(named_pages(&named), right, "version {version}");
+            assert!(places.are_kept(&named));
+            assert!(right.iter().all(|page| places.tier_of(PageId(*page)) == Some(tier)));
+            let runs = named.runs().len();
+            assert!(places.pages_at(tier, runs).is_some());
+            assert!(runs == 0 || places.pages_at(tier, runs - 1).is_none());
+        }
+        let left = old.iter().any(|page| places.tier_of(PageId(*page)) != Some(0));
+        assert!(!left || !places.are_kept(&before[0]), "a page has left, and its copy was given back");
+    }
+    assert_eq!(places.tier_of(PageId(4096)), None);
 }
 
 #[test]
