@@ -8,7 +8,7 @@ use farfield::{
     Fault, Heap, OffloadError, Plane, Side, Where,
 };
 use farfield_server::{Config, Server};
-use farfield_tests::{MIB, PATIENCE, Relay, Scratch, heap_at, seeded, serve_here, wait_until};
+use farfield_tests::{MIB, Over, PATIENCE, Relay, Scratch, heap_at, seeded, serve_here, wait_until};
 use farfield_wic::Registry;
 use fastrand::Rng;
 use ledger::{Balance, Entry};
@@ -97,6 +97,29 @@ fn serve(functions: Registry) -> (Server, [String; 2]) {
 fn serve_with(config: Config) -> (Server, [String; 2]) {
     let (server, [tcp, _, shared]) = serve_here(config);
     (server, [tcp, shared])
+}
+
+/// Servers that keep different pages of a pool; the first has little room.
+struct MemberServers {
+    _servers: [Server; 3],
+    urls: [String; 3],
+}
+
+impl MemberServers {
+    fn start() -> MemberServers {
+        let small = Config { functions: functions(), capacity_bytes: Some(MIB), ..Config::default() };
+        let [(small, [first, _]), (second, [_, shared]), (third, [tcp, _])] =
+            [serve_with(small), serve(functions()), serve(functions())];
+        MemberServers { _servers: [small, second, third], urls: [first, shared, tcp] }
+    }
+
+    fn tiers(&self) -> String {
+        format!("tier({},{})", self.urls[0], self.urls[1])
+    }
+
+    fn stripes(&self) -> [String; 2] {
+        ["", "?group=16M"].map(|group| format!("stripe({},{}){group}", self.urls[1], self.urls[2]))
+    }
 }
 
 fn functions() -> Registry {
@@ -248,6 +271,81 @@ fn lists_trees_and_graphs_are_walked_alike_at_both_sides() {
 }
 
 #[test]
+fn members_of_a_pool_answer_for_what_they_have_and_the_client_for_the_rest() {
+    let servers = MemberServers::start();
+    let mut random = seeded(3908);
+    let [small_groups, large_groups] = servers.stripes();
+    let roomy = format!("tier({},{})", servers.urls[1], servers.urls[2]);
+    // Whether one member has all pages of a structure.
+    for (url, is_whole) in [(small_groups, false), (large_groups, true), (servers.tiers(), false), (roomy, true)] {
+        let (heap, mut others) = (heap(&url, Plane::Page), 0);
+        for shape in 0..3 {
+            let (mut root, mut models) = make(&heap, &mut random, shape, 4000);
+            for turn in 0..90 {
+                let (way, place) = (way(&mut random, shape, 4000), PLACES[turn % 3]);
+                let found = heap.call::<Follow>(&root, way.clone()).at(place).run();
+                match found {
+                    Err(OffloadError::OtherMember) if place == Where::Server && !is_whole => others += 1,
+                    found => assert_eq!(found, Ok(follow(&models, &way)), "shape {shape} {place:?} {url}"),
+                }
+                // What was changed is written to the first tier, and older copies count no more.
+                let number = random.u64(..);
+                let way = usize::from(turn % 2 == 0);
+                let scope = heap.enter();
+                let (mut node, mut index) = (root.get_mut(&scope).unwrap(), models.len() - 1);
+                for _ in 0..way * random.usize(..200) {
+                    let (Some(next), Some(of)) = (&mut node.owned[0], models[index].branches[0]) else { break };
+                    (node, index) = (next.get_mut(&scope).unwrap(), of);
+                }
+                (node.number, models[index].number) = (number, number);
+                node.payload[399] = number as u8;
+            }
+            for place in [Where::Client, Where::Auto] {
+                let all = heap.call::<Count>(&root, ()).at(place).run();
+                assert_eq!(all, Ok(count(&models)), "shape {shape} {place:?} {url}");
+            }
+            take_apart(root);
+        }
+        let counts = heap.call_counts::<Follow>();
+        println!("{url}: {counts}");
+        assert!(counts.at_server > 0, "{url}: {counts}");
+        assert!(is_whole || others > 0, "{url}: {counts}");
+        heap.verify();
+    }
+}
+
+#[test]
+fn calls_over_a_stripe_run_at_the_member_that_has_their_root_and_others_are_given_up_soon() {
+    let servers = [serve(functions()), serve(functions())];
+    let relays = servers.each_ref().map(|(_, [tcp, _])| Relay::to(tcp));
+    let url = format!("stripe({},{})", relays[0].url(), relays[1].url());
+    let heap = Heap::builder().near(4 * MIB).near_max(4 * MIB).far(1 << 30).pool(&url).patience(PATIENCE);
+    let heap = heap.build().unwrap();
+    let mut random = seeded(3909);
+    // Single nodes, at both members.
+    let mut nodes = Vec::new();
+    for number in (0..400).map(|_| random.u64(..)) {
+        nodes.push((heap.alloc(Node::new(number)).unwrap(), number));
+    }
+    for (node, number) in &nodes {
+        assert_eq!(heap.call::<Count>(node, ()).at(Where::Server).run(), Ok((1, *number)));
+    }
+    assert_eq!(heap.call_counts::<Count>(), CallCounts { at_server: 400, ..CallCounts::default() });
+    // A list across both, which is near.
+    let (root, models) = make(&heap, &mut random, 0, 2000);
+    let deep = vec![0; 400];
+    assert_eq!(heap.call::<Follow>(&root, deep.clone()).at(Where::Server).run(), Err(OffloadError::OtherMember));
+    relays.iter().for_each(|relay| relay.delay(Duration::from_millis(2)));
+    for _ in 0..200 {
+        assert_eq!(heap.call::<Follow>(&root, deep.clone()).run(), Ok(follow(&models, &deep)));
+    }
+    let (counts, choice) = (heap.call_counts::<Follow>(), heap.call_choice::<Follow>());
+    assert_eq!(choice.side, Side::Client, "{choice}");
+    assert!((1..60).contains(&counts.at_client_by(ClientReason::OtherMember)), "{counts}");
+    take_apart(root);
+}
+
+#[test]
 fn what_was_changed_is_seen_and_only_what_is_met_is_written() {
     let (_server, [url, _]) = serve(functions());
     let heap = heap(&url, Plane::Page);
@@ -294,7 +392,25 @@ fn what_was_changed_is_seen_and_only_what_is_met_is_written() {
 #[test]
 fn calls_answer_rightly_while_others_change_what_shares_their_pages() {
     let (_server, [url, _]) = serve(functions());
-    let heap = heap(&url, Plane::Page);
+    let (counts, others) = call_while_others_change(&url);
+    assert!(counts.at_server > 0 && others == 0, "{counts}");
+}
+
+#[test]
+fn calls_answer_rightly_while_pages_move_from_tier_to_tier() {
+    let servers = MemberServers::start();
+    let (counts, others) = call_while_others_change(&servers.tiers());
+    println!("{counts}, {others} of a server met a page of another tier");
+    assert!(others > 0, "{counts}");
+    for pool in servers.stripes() {
+        call_while_others_change(&pool);
+    }
+}
+
+/// Calls over lists while another thread changes what shares their pages. Returns where the calls ran, and how many of
+/// those at a server met a page of another one.
+fn call_while_others_change(url: &str) -> (CallCounts, u32) {
+    let heap = heap(url, Plane::Page);
     let mut random = seeded(3903);
     let (mut lists, mut others) = (Vec::new(), Vec::new());
     for _ in 0..60 {
@@ -308,8 +424,10 @@ fn calls_answer_rightly_while_others_change_what_shares_their_pages() {
         lists.push((root, numbers.iter().fold(0u64, |sum, number| sum.wrapping_add(*number))));
     }
     let (is_over, changes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut others_met = 0;
     std::thread::scope(|threads| {
         let (is_over, changes) = (&is_over, &changes);
+        let _over = Over(is_over);
         let changing = threads.spawn(move || {
             let mut random = Rng::with_seed(5);
             let mut counts = vec![0u64; others.len()];
@@ -330,12 +448,13 @@ fn calls_answer_rightly_while_others_change_what_shares_their_pages() {
             let call = if place == Where::Server { call.within(Duration::from_millis(100)) } else { call };
             match call.run() {
                 Ok(found) => assert_eq!(found, (30, *sum), "{place:?}"),
+                Err(OffloadError::OtherMember) if place == Where::Server => others_met += 1,
                 // The other thread may change a page again before it is met.
                 Err(
                     OffloadError::Far(FarError::Stalled { .. })
                     | OffloadError::Call(CallError::TimedOut { .. } | CallError::NotNow),
                 ) if place == Where::Server => continue,
-                Err(error) => panic!("{place:?}: {error:?}"),
+                Err(error) => panic!("{place:?} {url}: {error:?}"),
             }
             answers[turn % 3] += 1;
         }
@@ -346,6 +465,7 @@ fn calls_answer_rightly_while_others_change_what_shares_their_pages() {
             assert_eq!(other.read(|node| node.number).unwrap(), count);
         }
     });
+    (heap.call_counts::<Count>(), others_met)
 }
 
 #[test]
@@ -485,45 +605,55 @@ fn functions_that_take_too_long_are_ended_at_the_server() {
 
 #[test]
 fn a_server_that_is_lost_during_a_call_is_an_error_and_auto_goes_on_with_what_is_near() {
-    let (_server, [url, _]) = serve(functions().with::<AtServer<Linger>>());
-    let relay = Relay::to(&url);
-    let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(relay.url());
-    let heap = builder.patience(Duration::from_secs(2)).build().unwrap();
-    let node = heap.alloc(Node::new(3)).unwrap();
-    assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Server).run(), Ok(15));
-    // Near, and clean.
-    assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Client).run(), Ok(15));
-    MUST_WAIT.store(true, Ordering::Release);
-    std::thread::scope(|threads| {
-        let call = threads.spawn(|| heap.call::<Linger>(&node, 0).at(Where::Server).run());
-        wait_until("the function runs at the server", || IS_WAITING.load(Ordering::Acquire));
-        relay.cut();
-        MUST_WAIT.store(false, Ordering::Release);
-        let ended = call.join().unwrap();
-        let is_lost =
-            matches!(ended, Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
-        assert!(is_lost, "{ended:?}");
-    });
-    for _ in 0..3 {
-        assert_eq!(heap.call::<Linger>(&node, 5).run(), Ok(15));
+    let [(_server, [url, _]), (_other, [other, _])] =
+        [serve(functions().with::<AtServer<Linger>>()), serve(functions().with::<AtServer<Linger>>())];
+    for pool in 0..3 {
+        let relay = Relay::to(&url);
+        let pool = match pool {
+            0 => relay.url().to_owned(),
+            1 => format!("stripe({},{other})", relay.url()),
+            _ => format!("tier({},{other})", relay.url()),
+        };
+        let builder = Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(&pool);
+        let heap = builder.patience(Duration::from_secs(2)).build().unwrap();
+        let node = heap.alloc(Node::new(3)).unwrap();
+        assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Server).run(), Ok(15), "{pool}");
+        // Near, and clean.
+        assert_eq!(heap.call::<Linger>(&node, 5).at(Where::Client).run(), Ok(15), "{pool}");
+        IS_WAITING.store(false, Ordering::Release);
+        MUST_WAIT.store(true, Ordering::Release);
+        std::thread::scope(|threads| {
+            let call = threads.spawn(|| heap.call::<Linger>(&node, 0).at(Where::Server).run());
+            wait_until("the function runs at the server", || IS_WAITING.load(Ordering::Acquire));
+            relay.cut();
+            MUST_WAIT.store(false, Ordering::Release);
+            let ended = call.join().unwrap();
+            let is_lost =
+                matches!(ended, Err(OffloadError::Call(CallError::Fault(Fault::Lost(_)) | CallError::TimedOut { .. })));
+            assert!(is_lost, "{pool}: {ended:?}");
+        });
+        for _ in 0..3 {
+            assert_eq!(heap.call::<Linger>(&node, 5).run(), Ok(15), "{pool}");
+        }
+        relay.mend();
     }
-    relay.mend();
 }
 
 #[test]
-fn a_mirror_answers_when_a_server_dies_and_a_stripe_leaves_it_to_the_client() {
+fn a_mirror_answers_when_a_server_dies_and_an_erasure_code_leaves_it_to_the_client() {
     let [(first, [one, _]), (_second, [two, _])] = [serve(functions()), serve(functions())];
     let mut random = seeded(39);
     let heap_of = |pool: String| {
         Heap::builder().near(MIB).near_max(MIB).far(1 << 30).pool(pool).patience(PATIENCE).build().unwrap()
     };
-    let striped = heap_of(format!("stripe({one},{two})"));
-    let (root, models) = make(&striped, &mut random, 2, 2000);
-    assert_eq!(striped.call::<Count>(&root, ()).at(Where::Server).run(), Err(CallError::Nowhere.into()));
-    assert_eq!(striped.call::<Count>(&root, ()).run(), Ok(count(&models)));
-    assert_eq!(striped.call_counts::<Count>().at_client_by(ClientReason::PoolKind), 1);
-    take_apart(root);
-    drop(striped);
+    for pool in [format!("ec(2,1,{one},{two},ram:)"), format!("tier(ram:,{one})"), "stripe(ram:,ram:)".to_owned()] {
+        let coded = heap_of(pool);
+        let (root, models) = make(&coded, &mut random, 2, 2000);
+        assert_eq!(coded.call::<Count>(&root, ()).at(Where::Server).run(), Err(CallError::Nowhere.into()));
+        assert_eq!(coded.call::<Count>(&root, ()).run(), Ok(count(&models)));
+        assert_eq!(coded.call_counts::<Count>().at_client_by(ClientReason::PoolKind), 1);
+        take_apart(root);
+    }
     let mirrored = heap_of(format!("mirror({one},{two})"));
     let (root, models) = make(&mirrored, &mut random, 2, 2000);
     for _ in 0..4 {

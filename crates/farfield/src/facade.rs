@@ -292,7 +292,7 @@ impl Heap {
     /// the estimates behind it.
     pub fn call_choice<F: FarFunction>(&self) -> CallPlacementDecision {
         let choice = self.core().with_placement::<AtServer<F>, _>(|placement| placement.choice());
-        match self.core().offload_refusal::<AtServer<F>>() {
+        match self.core().call_refusal::<AtServer<F>>() {
             Some(_) => CallPlacementDecision { side: Side::Client, is_bound: true, ..choice },
             None => choice,
         }

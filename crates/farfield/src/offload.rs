@@ -16,7 +16,7 @@ use core::time::Duration;
 use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::policy::call_placement::CallPlacement;
-use farfield_pool::{Backend, CallLane, Deal, PoolError, WriteReservation};
+use farfield_pool::{Backend, CallLane, Deal, PagePlaces, PoolError, WriteReservation};
 use farfield_wic::{Aggregate, CallError, Caller, Function, Range, Where};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,6 +42,12 @@ pub enum OffloadError {
         /// Name of the type.
         name: &'static str,
     },
+    /// The function met a page at a member of a stripe, or at a tier, that another one has.
+    #[error(
+        "the function met a page that another server of the pool keeps: call with Where::Auto or Where::Client, which \
+         find all pages"
+    )]
+    OtherMember,
     /// The function met a value at the server that can move, so that only the client finds it: a
     /// small one on the object or the hybrid plane.
     #[error(
@@ -110,7 +116,7 @@ pub(crate) const CHANNELS: usize = 4;
 const IDLE_MAX: usize = 4;
 
 /// Place where functions run. It is the one server that keeps all pages (or each of several
-/// mirrored servers), or one of the members across which the pages are striped.
+/// mirrored servers), or one of the members across which the pages are striped, or a tier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum OffloadTarget {
     Whole,
@@ -126,12 +132,32 @@ pub(crate) struct OffloadLayout {
 }
 
 impl OffloadLayout {
+    /// Returns the number of switches of the pool before.
+    pub(crate) fn switches(&self) -> u64 {
+        self.switches
+    }
+
     /// Returns the target that keeps this byte of the region, and the byte's offset there.
     pub(crate) fn place(&self, offset: u64) -> (OffloadTarget, u64) {
         match self.deal.map(|deal| deal.place_byte(offset)) {
             Some((member, local)) => (OffloadTarget::Member(member), local),
             None => (OffloadTarget::Whole, offset),
         }
+    }
+}
+
+/// Members of a pool that have different pages, if it has such.
+pub(crate) struct OffloadMembers {
+    pub(crate) layout: OffloadLayout,
+    /// Where pages lie, if the members are tiers.
+    pub(crate) tiers: Option<Arc<dyn PagePlaces>>,
+}
+
+impl OffloadMembers {
+    /// Returns the number of members; `None` if the pool has no such.
+    fn count(&self) -> Option<usize> {
+        let tiers = || self.tiers.as_ref().map(|tiers| tiers.tiers());
+        self.layout.deal.map(|deal| deal.members() as usize).or_else(tiers)
     }
 }
 
@@ -156,10 +182,17 @@ struct Channels {
     /// Number of switches of the pool before these channels were opened.
     switches: u64,
     idle: Vec<(OffloadTarget, Caller)>,
-    /// Names of functions that the server does not run, and why.
-    refused: BTreeMap<&'static str, ClientReason>,
+    /// Names of functions that a server does not run, and why.
+    refused: BTreeMap<&'static str, BTreeMap<OffloadTarget, ClientReason>>,
     /// Measurements of functions over far pointers, by name and version.
     placements: BTreeMap<(&'static str, u32), CallPlacement>,
+}
+
+impl Channels {
+    /// Notes that a server does not run a function.
+    fn refuse(&mut self, name: &'static str, target: OffloadTarget, reason: ClientReason) {
+        self.refused.entry(name).or_default().insert(target, reason);
+    }
 }
 
 /// Limits of each call.
@@ -213,12 +246,25 @@ fn merge_answers<A>(
 impl HeapInner {
     /// Checks whether the server runs this function, as far as is known.
     pub(crate) fn may_offload<F: Function>(&self) -> bool {
-        self.offload_refusal::<F>().is_none()
+        self.channels(|channels| !channels.refused.contains_key(F::NAME))
     }
 
-    /// Returns why the server does not run this function, as far as is known.
-    pub(crate) fn offload_refusal<F: Function>(&self) -> Option<ClientReason> {
-        self.channels(|channels| channels.refused.get(F::NAME).copied())
+    /// Returns why a server does not run this function, as far as is known.
+    pub(crate) fn offload_refusal_at<F: Function>(&self, target: OffloadTarget) -> Option<ClientReason> {
+        self.channels(|channels| channels.refused.get(F::NAME)?.get(&target).copied())
+    }
+
+    /// Returns why no server of the pool runs this function over far pointers, as far as is known.
+    pub(crate) fn call_refusal<F: Function>(&self) -> Option<ClientReason> {
+        let refused = self.channels(|channels| channels.refused.get(F::NAME).cloned())?;
+        match self.offload_members().count() {
+            None => refused.get(&OffloadTarget::Whole).copied(),
+            Some(count) => {
+                let reason = |index| refused.get(&OffloadTarget::Member(index)).copied();
+                let first = reason(0)?;
+                (1..count).all(|index| reason(index).is_some()).then_some(first)
+            }
+        }
     }
 
     /// Counts a call of a function over far pointers.
@@ -247,6 +293,13 @@ impl HeapInner {
         OffloadLayout { switches, deal: self.backend.deal() }
     }
 
+    /// Returns which members of the pool have different pages now.
+    pub(crate) fn offload_members(&self) -> OffloadMembers {
+        let layout = self.offload_layout();
+        let tiers = if layout.deal.is_none() { self.backend.places() } else { None };
+        OffloadMembers { layout, tiers }
+    }
+
     /// Calls a function once for each of these arguments. The function only reads, and each target
     /// has the bytes that it needs. Fails unless all calls are answered.
     pub(crate) fn offload<F: Function>(
@@ -257,23 +310,24 @@ impl HeapInner {
         self.call::<F>(layout.switches, calls, None).map_err(|failed| failed.error)
     }
 
-    /// Calls a function once that only reads, at a server that has all that it needs.
+    /// Calls a function once that only reads, at a server that has all that it needs, as was found after
+    /// so many switches of the pool.
     pub(crate) fn offload_one<F: Function>(
         &self,
+        (target, switches): (OffloadTarget, u64),
         argument: F::Argument,
         within: Duration,
         steps_max: u64,
     ) -> Result<F::Answer, CallError> {
-        let switches = self.backend.progress().switches;
         let terms = OffloadTerms { within, steps_max: Some(steps_max) };
-        let call = (OffloadTarget::Whole, vec![(0, argument)]);
+        let call = (target, vec![(0, argument)]);
         let answers = self.call_through_one::<F>(switches, call, None, terms).map_err(|failed| failed.error)?;
         answers.into_iter().next().map(|(_, answer)| answer).ok_or(CallError::Answer)
     }
 
-    /// Notes that the server does not run this function as this program has it.
-    pub(crate) fn refuse_offload<F: Function>(&self) {
-        self.channels(|channels| channels.refused.insert(F::NAME, ClientReason::NoFunction));
+    /// Notes that a server does not run this function as this program has it.
+    pub(crate) fn refuse_offload_at<F: Function>(&self, target: OffloadTarget) {
+        self.channels(|channels| channels.refuse(F::NAME, target, ClientReason::NoFunction));
     }
 
     /// Runs `act` with the measurements by which calls of this function are placed.
@@ -469,7 +523,7 @@ impl HeapInner {
         if let Some(reason) = refusal.filter(|_| is_same) {
             self.channels(|channels| {
                 if channels.switches == switches {
-                    channels.refused.insert(F::NAME, reason);
+                    channels.refuse(F::NAME, target, reason);
                 }
             });
         }

@@ -13,7 +13,8 @@ pub enum ClientReason {
     /// Calls at the client were faster lately ([`Heap::call_choice`](crate::Heap::call_choice)), or were
     /// measured.
     Faster,
-    /// The pool is of a kind that runs no functions over all of its pages: `ram:`, `stripe`, `ec`, `tier`.
+    /// The pool, or the member with the root, is of a kind that runs no functions over its pages: `ram:`,
+    /// `ssd:`, `ec`.
     PoolKind,
     /// The memory server is an older one that runs no functions.
     OldServer,
@@ -21,6 +22,12 @@ pub enum ClientReason {
     NoFunction,
     /// No server had all pages at that time: one was being repaired, or the pool was being switched.
     NotWhole,
+    /// The function met a page of another member of a stripe, or of another tier.
+    OtherMember,
+    /// Pages left the tier while the function ran there.
+    MovedPages,
+    /// The pages of the tier lie in too many pieces to be named.
+    ScatteredPages,
     /// More pages had changed near than were worth writing back for the call, or the calling thread was
     /// in a scope.
     ChangedPages,
@@ -30,19 +37,23 @@ pub enum ClientReason {
     Movable,
     /// The function met a collection whose table is near.
     TableNear,
-    /// The server did not answer, or answered with an error. An argument that is too long is one.
+    /// The server did not answer, or answered with an error: also one of the function itself, such as a
+    /// fault, or because an argument is too long.
     Failed,
 }
 
 impl ClientReason {
     /// All reasons, in the order of [`CallCounts::at_client`].
-    pub const ALL: [ClientReason; 11] = [
+    pub const ALL: [ClientReason; 14] = [
         ClientReason::Requested,
         ClientReason::Faster,
         ClientReason::PoolKind,
         ClientReason::OldServer,
         ClientReason::NoFunction,
         ClientReason::NotWhole,
+        ClientReason::OtherMember,
+        ClientReason::MovedPages,
+        ClientReason::ScatteredPages,
         ClientReason::ChangedPages,
         ClientReason::Keyed,
         ClientReason::Movable,
@@ -59,6 +70,9 @@ impl ClientReason {
             ClientReason::OldServer => "the server runs no functions",
             ClientReason::NoFunction => "the server does not have the function like this",
             ClientReason::NotWhole => "no server had all pages",
+            ClientReason::OtherMember => "a page of another member",
+            ClientReason::MovedPages => "pages left the tier meanwhile",
+            ClientReason::ScatteredPages => "pages of the tier lie in too many pieces",
             ClientReason::ChangedPages => "too many pages had changed",
             ClientReason::Keyed => "the heap believes no server",
             ClientReason::Movable => "a value that moves",
@@ -135,9 +149,20 @@ pub(super) struct MissingAnswer {
 }
 
 impl MissingAnswer {
+    /// The server does not run the function, as is known for this reason.
+    pub(super) fn refused(reason: ClientReason) -> MissingAnswer {
+        MissingAnswer { error: OffloadError::Call(CallError::Nowhere), reason }
+    }
+
     /// The function met changed pages until that was not worth it any more.
     pub(super) const CHANGED: MissingAnswer =
         MissingAnswer { error: OffloadError::Call(CallError::NotNow), reason: ClientReason::ChangedPages };
+    /// Pages left the tier while the function ran there.
+    pub(super) const MOVED: MissingAnswer =
+        MissingAnswer { error: OffloadError::Call(CallError::NotNow), reason: ClientReason::MovedPages };
+    /// The pages of the tier cannot be named.
+    pub(super) const SCATTERED: MissingAnswer =
+        MissingAnswer { error: OffloadError::Call(CallError::NotNow), reason: ClientReason::ScatteredPages };
 }
 
 impl<E: Into<OffloadError>> From<E> for MissingAnswer {
@@ -155,6 +180,7 @@ fn reason_of(error: OffloadError) -> ClientReason {
         OffloadError::Call(CallError::NotNow) => ClientReason::NotWhole,
         OffloadError::Call(CallError::NoFunction { .. } | CallError::OtherVersion { .. })
         | OffloadError::OtherLayout { .. } => ClientReason::NoFunction,
+        OffloadError::OtherMember => ClientReason::OtherMember,
         OffloadError::Movable => ClientReason::Movable,
         OffloadError::TableNear => ClientReason::TableNear,
         _ => ClientReason::Failed,

@@ -183,7 +183,7 @@ fn a_fold_of_a_flat_map_sees_each_entry_once_in_pieces() {
         for (number, piece) in pieces.iter().enumerate() {
             let call = Fold::<Above>::argument(piece.clone(), state, argument);
             let mut call = argument_of(&heap, FarRef::near(&bazaar.prices), call);
-            call.near = Some(RootImage::of(heap.core(), &bazaar.prices, piece.clone()).unwrap());
+            call.near = Some(RootImage::of(heap.core(), &bazaar.prices, piece.clone()).unwrap().0);
             let there = Sim::new(number as u64, bytes.clone()).run_one::<AtServer<Fold<Above>>>(call);
             let Ok(FarAnswer::Done((folded, end))) = there else { panic!("a piece is folded") };
             state = folded;

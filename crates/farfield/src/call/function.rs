@@ -2,6 +2,7 @@
 
 use super::part::RootImage;
 use super::place::{FarPlace, FarSpan, RegionPlace, RegionStop};
+use super::reach::ServerPages;
 use super::view_traits::{FarRef, FarView, ViewTypes};
 use core::future::{Future, poll_fn};
 use core::marker::PhantomData;
@@ -117,6 +118,8 @@ pub struct FarArgument<A> {
     pub(super) argument: A,
     /// The root, if it is near at the client.
     pub(super) near: Option<RootImage>,
+    /// Pages of the heap that the server has. Last, so that a server without it refuses the argument.
+    pub(super) pages: ServerPages,
 }
 
 /// Answer to a call.
@@ -145,7 +148,7 @@ impl<F: FarFunction> Function for AtServer<F> {
         let (word, number) = call.root;
         let root = if call.near.is_some() { Some(FarRef::root()) } else { FarRef::elsewhere(word, number) };
         let Some(root) = root else { return Err(Fault::OutOfRange { offset: 0 }) };
-        let region = RegionPlace::new(place, call.span, call.near);
+        let region = RegionPlace::new(place, call.span, call.pages, call.near);
         let mut function = pin!(F::run(&region, root, call.argument));
         poll_fn(|context| {
             let polled = function.as_mut().poll(context);

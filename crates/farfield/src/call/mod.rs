@@ -30,6 +30,7 @@ mod part;
 mod place;
 mod place_mut;
 mod place_task;
+mod reach;
 #[cfg(test)]
 mod short_tests;
 #[cfg(test)]
@@ -70,6 +71,7 @@ pub mod view {
     pub use super::overlay::{ChangeList, ChangeStop, OverlayLimits, ValueChange};
     pub use super::part::{FarPart, NearTables, ObjectRef, PartBytes, RootImage};
     pub use super::place::{FarSpan, RegionStop};
+    pub use super::reach::ServerPages;
     pub use super::view_mut::{Changeable, FieldKind, OwnedTypes, ViewField, ViewFields};
     pub use super::view_traits::{Loan, ViewSource, ViewTypes, layout};
 }
@@ -93,6 +95,7 @@ use function::{FarAnswer, FarArgument};
 use part::{ImageError, RootImage};
 use place::{FarSpan, HeapPlace, RegionStop, StepCounter};
 use place_task::{TaskPlace, stop_error};
+use reach::{CallReach, RUNS_MAX};
 use std::time::Instant;
 use view_traits::ViewTypes;
 
@@ -140,7 +143,8 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// was faster lately, and continues at the client whenever a server cannot answer.
     ///
     /// [`Where::Server`] needs a pool with one server that has the function, or with a mirror of
-    /// such servers.
+    /// such servers. Over a stripe or tiers, it needs one of those that has all pages that the function
+    /// meets.
     pub fn at(mut self, place: Where) -> Self {
         self.place = place;
         self
@@ -285,22 +289,34 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
     /// Runs the function at the server. Pages that it meets and must not read there are written
     /// back.
     fn run_at_server(&self, began: Instant, effort: Effort) -> Result<F::Answer, MissingAnswer> {
-        let near = match self.root.near {
-            Some(root) => Some(RootImage::of(self.core, root, self.window.clone()).map_err(|error| match error {
-                ImageError::OtherHeap => OffloadError::Far(FarError::OtherHeap),
-                ImageError::TooLong { bytes } => OffloadError::Call(CallError::ArgumentTooLong { bytes }),
-            })?),
+        let (near, mut page) = match self.root.near {
+            Some(root) => {
+                let image = RootImage::of(self.core, root, self.window.clone());
+                let (image, page) = image.map_err(|error| match error {
+                    ImageError::OtherHeap => OffloadError::Far(FarError::OtherHeap),
+                    ImageError::TooLong { bytes } => CallError::ArgumentTooLong { bytes }.into(),
+                })?;
+                (Some(image), page)
+            }
             None => match self.core.number_of(self.root.number.get()) {
                 None => return Err(FarError::OtherHeap.into()),
                 Some(number) if number >= self.core.pages => return Err(OffloadError::Movable.into()),
-                Some(_) => None,
+                Some(number) => (None, Some(number)),
             },
         };
         let types = ViewTypes::of::<F::Root>();
-        // Tables and the names of changed pages share the room of an argument.
+        // Tables, the pages of a tier, and the names of changed pages share the room of an argument.
         let changed_max = CHANGED_MAX.saturating_sub(near.as_ref().map_or(0, |near| near.tables.len()));
+        let mut may_go_elsewhere = near.is_some();
         for round in 0..effort.rounds {
-            let changed = self.changed_pages(began, effort, changed_max)?;
+            let members = self.core.offload_members();
+            let runs_max = if members.tiers.is_some() { 2 * RUNS_MAX } else { 0 };
+            let changed = self.changed_pages(began, effort, changed_max.saturating_sub(runs_max))?;
+            let reach = CallReach::of(&members, page)?;
+            let refusal = self.core.offload_refusal_at::<AtServer<F>>(reach.target);
+            if let Some(reason) = refusal.filter(|_| !effort.asks_again) {
+                return Err(MissingAnswer::refused(reason));
+            }
             let call = FarArgument {
                 span: FarSpan {
                     first: self.core.first_page,
@@ -312,20 +328,30 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 root: (self.root.place, self.root.number.get()),
                 argument: self.argument.clone(),
                 near: near.clone(),
+                pages: reach.pages.clone(),
             };
-            let met = match self.core.offload_one::<AtServer<F>>(
-                call,
-                self.time_left(began)? / effort.time_parts,
-                self.steps_max,
-            )? {
+            let within = self.time_left(began)? / effort.time_parts;
+            let place = (reach.target, members.layout.switches());
+            let answer = self.core.offload_one::<AtServer<F>>(place, call, within, self.steps_max);
+            if !reach.is_kept() {
+                // The function may have read zeros, so whatever came of it does not count.
+                if effort.asks_again { continue } else { return Err(MissingAnswer::MOVED) }
+            }
+            let met = match answer? {
                 FarAnswer::Done(answer) => return Ok(answer),
                 FarAnswer::OtherLayout(index) => {
-                    self.core.refuse_offload::<AtServer<F>>();
+                    self.core.refuse_offload_at::<AtServer<F>>(reach.target);
                     return Err(OffloadError::OtherLayout { name: types.name(index as usize) }.into());
                 }
                 FarAnswer::Stopped(RegionStop::Movable) => return Err(OffloadError::Movable.into()),
                 FarAnswer::Stopped(RegionStop::NoValue(offset)) => return Err(OffloadError::NoValue { offset }.into()),
                 FarAnswer::Stopped(RegionStop::TableNear) => return Err(OffloadError::TableNear.into()),
+                FarAnswer::Stopped(RegionStop::OtherMember(other)) if may_go_elsewhere => {
+                    // A root that is near leads to several members. The function is tried where it went.
+                    (page, may_go_elsewhere) = (Some(other), false);
+                    continue;
+                }
+                FarAnswer::Stopped(RegionStop::OtherMember(_)) => return Err(OffloadError::OtherMember.into()),
                 FarAnswer::Stopped(RegionStop::Changed(page)) => page,
             };
             // The page that was met, and the more of those around it the oftener that happens: a
@@ -374,7 +400,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
         let at_client = |steps: &mut u64| finish(self.run_at_client(began, steps)?, Side::Client);
         let at_server = || Ok::<R, MissingAnswer>(finish(self.run_at_server(began, Effort::AUTO)?, Side::Server)?);
         let nanos = || u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let refusal = core.offload_refusal::<AtServer<F>>();
+        let refusal = core.call_refusal::<AtServer<F>>();
         let side = match refusal {
             None => core.with_placement::<AtServer<F>, _>(|placement| placement.round(1).0),
             Some(_) => Side::Client,
@@ -390,7 +416,7 @@ impl<'h, F: FarFunction> HeapCall<'h, F> {
                 // It only reads, so it can run again. What the server did for nothing counts as
                 // its time.
                 Err(MissingAnswer { reason, .. }) => {
-                    let refusal = core.offload_refusal::<AtServer<F>>();
+                    let refusal = core.call_refusal::<AtServer<F>>();
                     (at_client(&mut 0), CallSite::Client(refusal.unwrap_or(reason)), refusal.is_none())
                 }
             },
@@ -416,6 +442,8 @@ struct Effort {
     /// Whether pages are written back that the function may never meet, because there are too many
     /// to be named.
     may_write_all: bool,
+    /// Whether a server is asked that did not run the function before, or whose pages moved meanwhile.
+    asks_again: bool,
 }
 
 impl Effort {
@@ -425,9 +453,15 @@ impl Effort {
         time_parts: 2,
         write_back_within: Duration::from_millis(2),
         may_write_all: false,
+        asks_again: false,
     };
-    const FULL: Effort =
-        Effort { rounds: u32::MAX, time_parts: 1, write_back_within: Duration::MAX, may_write_all: true };
+    const FULL: Effort = Effort {
+        rounds: u32::MAX,
+        time_parts: 1,
+        write_back_within: Duration::MAX,
+        may_write_all: true,
+        asks_again: true,
+    };
 }
 
 /// Returns the first of these numbers, and the distances from one to the next.

@@ -203,6 +203,8 @@ pub struct NearTables {
     first: u32,
     numbers: u64,
     words: Vec<u32>,
+    /// Page of the first pointer of the image, or the number of a value that moves.
+    page: Option<u32>,
     is_foreign: bool,
     window: Range<usize>,
 }
@@ -216,6 +218,7 @@ impl NearTables {
     /// Notes that a pointer is part of the image.
     pub(crate) fn note(&mut self, number: u32) {
         self.is_foreign |= u64::from(number.wrapping_sub(self.first)) >= self.numbers;
+        self.page.get_or_insert(number.wrapping_sub(self.first));
     }
 
     /// Appends a word, unless there are too many. The call is refused then.
@@ -240,18 +243,22 @@ pub(super) enum ImageError {
 
 impl RootImage {
     /// Makes the image of a value whose far pointers should be those of this heap. Of tables, it has
-    /// what is needed for the elements with numbers in `window`.
-    pub(super) fn of<T: FarView>(core: &HeapInner, value: &T, window: Range<usize>) -> Result<RootImage, ImageError> {
+    /// what is needed for the elements with numbers in `window`. Also returns a page to which it leads.
+    pub(super) fn of<T: FarView>(
+        core: &HeapInner,
+        value: &T,
+        window: Range<usize>,
+    ) -> Result<(RootImage, Option<u32>), ImageError> {
         let mut bytes = vec![0; size_of::<T>()];
         let (first, numbers) = (core.first_page, core.numbers());
-        let mut tables = NearTables { first, numbers, words: Vec::new(), is_foreign: false, window };
+        let mut tables = NearTables { first, numbers, words: Vec::new(), page: None, is_foreign: false, window };
         value.write_image(&mut bytes, &mut tables);
         match tables {
             NearTables { is_foreign: true, .. } => Err(ImageError::OtherHeap),
             NearTables { words, .. } if words.len() > TABLE_WORDS_MAX => {
                 Err(ImageError::TooLong { bytes: size_of_val(&*words) as u64 })
             }
-            NearTables { words, .. } => Ok(RootImage { bytes, tables: words }),
+            NearTables { words, page, .. } => Ok((RootImage { bytes, tables: words }, page)),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::entries::{self, EntriesRef, EntryCursor};
 use super::flat::{self, FlatCursor, FlatRef};
 use super::items::{ItemCursor, ItemsRef};
 use super::part::{FarPart, ObjectRef, PartBytes, RootImage};
+use super::reach::{PageMap, ServerPages};
 use super::view_traits::{FarRef, FarView, Loan, ViewSource};
 use crate::error::FarError;
 use crate::heap::{AccessMode, HeapInner, Scope};
@@ -21,6 +22,7 @@ use core::future::{Future, pending};
 use core::hash::BuildHasher;
 use core::ops::RangeBounds;
 use core::time::Duration;
+use farfield_core::PageId;
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{CARD_BYTES, SlotHint};
 use farfield_wic::{CallError, Fault, Place};
@@ -443,6 +445,14 @@ pub enum RegionStop {
     NoValue(u64),
     /// The function has met a collection whose table is near at the client.
     TableNear,
+    /// The function has met this page, which the server does not have.
+    OtherMember(u32),
+}
+
+impl RegionStop {
+    fn other_member(page: u64) -> RegionStop {
+        RegionStop::OtherMember(u32::try_from(page).unwrap_or(u32::MAX))
+    }
 }
 
 /// The place over the bytes of the heap's region, wherever those are read.
@@ -452,13 +462,14 @@ pub(super) struct RegionPlace<'p, P: Place> {
     pages: u32,
     numbers: u64,
     changed: Vec<u32>,
+    map: PageMap,
     /// The root, if it is near at the client.
     root: RootImage,
     stop: Cell<Option<RegionStop>>,
 }
 
 impl<'p, P: Place> RegionPlace<'p, P> {
-    pub(super) fn new(place: &'p P, span: FarSpan, root: Option<RootImage>) -> RegionPlace<'p, P> {
+    pub(super) fn new(place: &'p P, span: FarSpan, server: ServerPages, root: Option<RootImage>) -> RegionPlace<'p, P> {
         let mut changed = span.changed;
         let mut last = 0u32;
         for page in &mut changed {
@@ -467,7 +478,8 @@ impl<'p, P: Place> RegionPlace<'p, P> {
         }
         let (first, pages, numbers) = (span.first, span.pages, span.numbers);
         let root = root.unwrap_or(RootImage { bytes: Vec::new(), tables: Vec::new() });
-        RegionPlace { place, first, pages, numbers, changed, root, stop: Cell::new(None) }
+        let map = PageMap::new(server);
+        RegionPlace { place, first, pages, numbers, changed, map, root, stop: Cell::new(None) }
     }
 
     pub(super) fn stopped(&self) -> Option<RegionStop> {
@@ -493,11 +505,21 @@ impl<'p, P: Place> RegionPlace<'p, P> {
             self.place.yield_now().await;
             return Err(Fault::OutOfRange { offset });
         }
+        let first = offset / PAGE_BYTES as u64;
         let last = offset.saturating_add((len as u64).saturating_sub(1)) / PAGE_BYTES as u64;
-        if let Some(page) = self.changed(offset / PAGE_BYTES as u64, last) {
-            return self.halt(RegionStop::Changed(page)).await;
-        }
-        Ok((offset, self.place.read_range(offset, len).await?))
+        let local = match (self.map.place(first, last), self.changed(first, last)) {
+            (Err(page), _) if self.map.is_fixed() => return self.halt(RegionStop::other_member(page)).await,
+            // A page that is written back may come to lie here.
+            (_, Some(page)) => return self.halt(RegionStop::Changed(page)).await,
+            (Err(page), None) => return self.halt(RegionStop::other_member(page)).await,
+            (Ok(local), None) => local,
+        };
+        let bytes = self.place.read_range(PageId(local).offset() + offset % PAGE_BYTES as u64, len).await;
+        let bytes = bytes.map_err(|fault| match fault {
+            Fault::Corrupt { page } => Fault::Corrupt { page: self.map.page_of(page) },
+            fault => fault,
+        });
+        Ok((offset, bytes?))
     }
 
     /// Returns the first of these pages of which the client has a newer version.

@@ -4,6 +4,7 @@
 use super::function::{AtServer, FarAnswer, FarArgument, FarFunction};
 use super::part::RootImage;
 use super::place::{FarPlace, FarSpan, RegionStop};
+use super::reach::ServerPages;
 use super::view_traits::{FarRef, ViewTypes};
 use crate::{CallError, FarArc, FarBox, FarError, FarView, Heap, OffloadError, Plane, Where};
 use core::mem::offset_of;
@@ -63,7 +64,14 @@ fn slot(page: u32, card: u8) -> (u32, u32) {
 
 fn argument(root: (u32, u32), changed: Vec<u32>) -> FarArgument<()> {
     let span = FarSpan { first: FIRST, pages: PAGES, numbers: u64::from(PAGES) + 10, changed };
-    FarArgument { span, layouts: ViewTypes::of::<Node>().layouts().to_vec(), root, argument: (), near: None }
+    FarArgument {
+        span,
+        layouts: ViewTypes::of::<Node>().layouts().to_vec(),
+        root,
+        argument: (),
+        near: None,
+        pages: ServerPages::All,
+    }
 }
 
 fn run(bytes: Vec<u8>, call: FarArgument<()>) -> Result<FarAnswer<u64>, Stop> {
@@ -88,6 +96,28 @@ fn pages_that_changed_are_met_and_not_read() {
     // Distances that run over are pages that do not exist.
     let done = run(region(nodes), argument(slot(3, 5), vec![u32::MAX, 9]));
     assert!(matches!(done, Ok(FarAnswer::Done(30))), "{done:?}");
+}
+
+#[test]
+fn pages_of_another_member_are_met_and_not_read() {
+    let walk = |nodes, changed, pages| run(region(nodes), FarArgument { pages, ..argument(slot(3, 5), changed) });
+    // Pages 3 and 9 are the second and the fifth of the second member.
+    let dealt = |member| ServerPages::Dealt { members: 2, group_pages: 1, member };
+    let done = walk([((1, 5), 10, slot(9, 0)), ((4, 0), 20, (0, 0))], vec![], dealt(1));
+    assert!(matches!(done, Ok(FarAnswer::Done(30))), "{done:?}");
+    let other = walk([((1, 5), 10, slot(8, 0)), ((4, 0), 20, (0, 0))], vec![8], dealt(1));
+    assert!(matches!(other, Ok(FarAnswer::Stopped(RegionStop::OtherMember(8)))), "{other:?}");
+    let other = walk([((1, 5), 10, slot(9, 0)), ((4, 0), 20, (0, 0))], vec![], dealt(0));
+    assert!(matches!(other, Ok(FarAnswer::Stopped(RegionStop::OtherMember(3)))), "{other:?}");
+    // Pages 2, 3 and 9 of a tier.
+    let tier = || ServerPages::Runs(vec![(2, 2), (5, 1)]);
+    let done = walk([((3, 5), 10, slot(9, 0)), ((9, 0), 20, (0, 0))], vec![], tier());
+    assert!(matches!(done, Ok(FarAnswer::Done(30))), "{done:?}");
+    let other = walk([((3, 5), 10, slot(8, 0)), ((8, 0), 20, (0, 0))], vec![], tier());
+    assert!(matches!(other, Ok(FarAnswer::Stopped(RegionStop::OtherMember(8)))), "{other:?}");
+    // One that changed may come to lie there when it is written back.
+    let changed = walk([((3, 5), 10, slot(8, 0)), ((8, 0), 20, (0, 0))], vec![8], tier());
+    assert!(matches!(changed, Ok(FarAnswer::Stopped(RegionStop::Changed(8)))), "{changed:?}");
 }
 
 #[test]
@@ -240,7 +270,8 @@ pub(super) fn argument_of<T: FarView, A>(heap: &Heap, root: FarRef<'_, T>, argum
         layouts: ViewTypes::of::<T>().layouts().to_vec(),
         root: (root.place, root.number.get()),
         argument,
-        near: root.near.map(|root| RootImage::of(core, root, 0..usize::MAX).unwrap()),
+        near: root.near.map(|root| RootImage::of(core, root, 0..usize::MAX).unwrap().0),
+        pages: ServerPages::All,
     }
 }
 

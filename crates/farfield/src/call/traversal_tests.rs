@@ -92,7 +92,7 @@ fn fold_there<F: FarTraversal>(heap: &Heap, bytes: &[u8], over: &F::Over, argume
         loop {
             let call = Fold::<F>::argument(piece.clone(), state, argument.clone()).at(place);
             let mut call = argument_of(heap, FarRef::near(over), call);
-            call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap());
+            call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap().0);
             let there = Sim::new(calls as u64, bytes.to_vec()).run_one::<AtServer<Fold<F>>>(call);
             let Ok(FarAnswer::Done((folded, end))) = there else { panic!("a piece is folded") };
             (state, calls) = (folded, calls + 1);

@@ -746,7 +746,7 @@ fn fold_there<F: FarFold>(heap: &Heap, bytes: &[u8], over: &F::Over, argument: &
     for (number, piece) in pieces.iter().enumerate() {
         let call = Fold::<F>::argument(piece.clone(), state, argument.clone());
         let mut call = argument_of(heap, FarRef::near(over), call);
-        call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap());
+        call.near = Some(RootImage::of(heap.core(), over, piece.clone()).unwrap().0);
         let there = Sim::new(number as u64, bytes.to_vec()).run_one::<AtServer<Fold<F>>>(call);
         let Ok(FarAnswer::Done((folded, end))) = there else { panic!("a piece is folded") };
         state = folded;
@@ -817,7 +817,7 @@ fn folds_are_cut_into_pieces_that_know_their_part_of_a_table() {
     let call = Fold::<FoldList>::argument(0..1200, (0, Vec::new()), (0..1200, u64::MAX));
     let mut call = argument_of(&heap, FarRef::near(&list), call);
     for window in [0..500, 500..1200, 700..701] {
-        call.near = Some(RootImage::of(heap.core(), &list, window.clone()).unwrap());
+        call.near = Some(RootImage::of(heap.core(), &list, window.clone()).unwrap().0);
         let there = Sim::new(0, bytes.clone()).run_one::<AtServer<Fold<FoldList>>>(call.clone());
         assert!(matches!(there, Ok(FarAnswer::Stopped(RegionStop::TableNear))), "{window:?}: {there:?}");
     }

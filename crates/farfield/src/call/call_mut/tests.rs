@@ -7,7 +7,7 @@ use crate::call::function_mut::{AtServerMut, Changed, ChangingArgument, FarFunct
 use crate::call::overlay::{ByteRun, ChangeList, ChangeStop, OverlayLimits, ValueChange};
 use crate::call::place::{FarPlace, FarSpan, RegionStop};
 use crate::call::place_mut::FarPlaceMut;
-use crate::call::view::{FarAnswer, FarArgument};
+use crate::call::view::{FarAnswer, FarArgument, ServerPages};
 use crate::call::view_mut::{Changeable, FarMut};
 use crate::call::view_traits::{FarRef, ViewTypes};
 use crate::{
@@ -423,6 +423,7 @@ where
         root: (root.place, root.number.get()),
         argument: ChangingArgument { limits: limits(heap), argument },
         near: None,
+        pages: ServerPages::All,
     }
 }
 
