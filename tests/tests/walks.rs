@@ -552,6 +552,60 @@ fn short_collections_of_far_values_and_flat_maps_are_read_alike_at_both_sides_wh
     }
 }
 
+#[test]
+fn collections_are_read_alike_over_members_that_have_different_pages() {
+    let functions = || {
+        let functions = Registry::standard().with::<AtServer<Reporting>>();
+        functions.with::<AtServer<TakeInventory>>().with::<AtServer<Fold<Cheap>>>()
+    };
+    let small = Config { functions: functions(), capacity_bytes: Some(MIB), ..Config::default() };
+    let (_small, [first, ..]) = serve_here(small);
+    let [(_one, [one, _]), (_two, [_, two])] = [serve(functions()), serve(functions())];
+    let mut random = seeded(3933);
+    for (url, is_whole) in [
+        (format!("stripe({one},{two})"), false),
+        (format!("stripe({one},{two})?group=16M"), true),
+        (format!("tier({first},{one})"), false),
+        (format!("tier({one},{two})"), true),
+    ] {
+        let (heap, mut others) = (heap(&url, Plane::Page), 0);
+        let (mut shop, mut twin) = (Shop::default(), Twin::default());
+        let (mut warehouse, mut stock) = (Warehouse::default(), WarehouseTwin::default());
+        for round in 0..24 {
+            let times = if round % 8 == 0 { 2000 } else { random.usize(..40) };
+            twin.change(&heap, &mut shop, &mut random, times);
+            stock.change(&heap, &mut warehouse, &mut random, times);
+            let start = random.u64(..2000);
+            let keys = start..random.u64(start..=2000);
+            let some = random.u32(..30)..random.u32(30..80);
+            let limit = random.u64(..);
+            let cheap = stock.prices.values().filter(|price| **price < limit);
+            let cheap = (cheap.clone().count() as u64, cheap.fold(0u64, |sum, price| sum.wrapping_add(*price)));
+            for place in PLACES {
+                let mut is_other = |error: Option<OffloadError>| {
+                    let is_other = error == Some(OffloadError::OtherMember) && place == Where::Server && !is_whole;
+                    others += u32::from(is_other);
+                    is_other
+                };
+                let report = heap.call::<Reporting>(&shop, keys.clone()).at(place).run();
+                let is_right = report == Ok(twin.report(keys.clone())) || is_other(report.as_ref().err().copied());
+                assert!(is_right, "round {round} {place:?} {url}: {report:?}");
+                let found = heap.call::<TakeInventory>(&warehouse, some.clone()).at(place).run();
+                let is_right =
+                    found == Ok(stock.take_inventory(some.clone())) || is_other(found.as_ref().err().copied());
+                assert!(is_right, "round {round} {place:?} {url}: {found:?}");
+                let folded = heap.fold::<Cheap>(&warehouse.prices, limit).at(place).run();
+                assert!(folded == Ok(cheap) || is_other(folded.err()), "round {round} {place:?} {url}: {folded:?}");
+            }
+        }
+        let counts = heap.stats().calls();
+        println!("{url}: {counts}; {others} of a server met a page of another member");
+        assert!(counts.at_server > 0 && (is_whole || others > 0), "{url}: {counts}");
+        drop((shop, warehouse));
+        heap.verify();
+    }
+}
+
 /// What is behind the elements of a list.
 #[derive(FarView)]
 struct Behind {
