@@ -256,15 +256,18 @@ impl HeapInner {
 
     /// Returns why no server of the pool runs this function over far pointers, as far as is known.
     pub(crate) fn call_refusal<F: Function>(&self) -> Option<ClientReason> {
-        let refused = self.channels(|channels| channels.refused.get(F::NAME).cloned())?;
-        match self.offload_members().count() {
-            None => refused.get(&OffloadTarget::Whole).copied(),
-            Some(count) => {
-                let reason = |index| refused.get(&OffloadTarget::Member(index)).copied();
-                let first = reason(0)?;
-                (1..count).all(|index| reason(index).is_some()).then_some(first)
-            }
+        if self.may_offload::<F>() {
+            return None;
         }
+        let members = self.offload_members().count();
+        self.channels(|channels| {
+            let refused = channels.refused.get(F::NAME)?;
+            let reason = |index| refused.get(&OffloadTarget::Member(index)).copied();
+            match members {
+                None => refused.get(&OffloadTarget::Whole).copied(),
+                Some(count) => reason(0).filter(|_| (1..count).all(|index| reason(index).is_some())),
+            }
+        })
     }
 
     /// Counts a call of a function over far pointers.
