@@ -35,8 +35,12 @@ fn key(number: u64) -> Key {
 
 /// Fills a map of eight times near, and its twin.
 fn fill(map: &mut FarFlatMap<Key, Value>, heap: &Heap, random: &mut Rng) -> HashMap<Key, Value> {
+    fill_with(map, heap, random, 60_000)
+}
+
+fn fill_with(map: &mut FarFlatMap<Key, Value>, heap: &Heap, random: &mut Rng, entries: u64) -> HashMap<Key, Value> {
     let mut twin = HashMap::new();
-    for number in 0..60_000 {
+    for number in 0..entries {
         let value = [number, random.u64(..), 2, 3, 4, 5, 6, 7];
         assert_eq!(map.insert(&heap.enter(), key(number), value).unwrap(), twin.insert(key(number), value));
     }
@@ -47,7 +51,7 @@ fn fill(map: &mut FarFlatMap<Key, Value>, heap: &Heap, random: &mut Rng) -> Hash
 fn look_up_and_change(url: &str, plane: Plane, at: Where, random: &mut Rng) {
     let heap = heap(url, plane);
     let mut map: FarFlatMap<Key, Value> = FarFlatMap::new().at(at);
-    let mut twin = fill(&mut map, &heap, random);
+    let mut twin = fill_with(&mut map, &heap, random, tier(24_000, 60_000));
     for round in 0..tier(6, 60) {
         for _ in 0..500 {
             let (key, value) = (key(random.u64(..70_000)), [random.u64(..); 8]);
