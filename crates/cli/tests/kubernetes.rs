@@ -9,6 +9,7 @@ use farfield_web::{ApiClient, HttpLimits, Method, StatusCode, WebRequest, WebRes
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -157,7 +158,16 @@ fn status(status: StatusCode) -> WebResponse {
     bytes(status, "application/json", body.to_string().into_bytes())
 }
 
-/// Gate beside the API server, with a pool of 50 MiB.
+/// Command that starts a gate beside the API server, with a pool of 50 MiB. It writes the token to the folder.
+fn gate_command(folder: &Folder, url: &str) -> Command {
+    std::fs::write(folder.path("token"), "secret-of-the-test\n").unwrap();
+    let mut command = farfield();
+    command.args(["gate", "kubernetes", "--far", "50M", "--extender", "127.0.0.1:0", "--api-server", url]);
+    command.arg("--api-token-file").arg(folder.path("token"));
+    command
+}
+
+/// Gate that such a command has started.
 struct Gate {
     running: Running,
     client: ApiClient,
@@ -170,17 +180,13 @@ struct Gate {
 impl Gate {
     fn start(name: &str) -> Gate {
         let folder = Folder::new(name);
-        std::fs::write(folder.path("token"), "secret-of-the-test\n").unwrap();
         let (api, url) = FakeApi::start();
         let (running, client, metrics) = Gate::run(&folder, &url);
         Gate { running, client, api, url, metrics, folder }
     }
 
     fn run(folder: &Folder, url: &str) -> (Running, ApiClient, String) {
-        let mut command = farfield();
-        command.args(["gate", "kubernetes", "--far", "50M", "--extender", "127.0.0.1:0", "--api-server", url]);
-        command.args(["--metrics", "127.0.0.1:0"]);
-        let running = Running::start(command.arg("--api-token-file").arg(folder.path("token")));
+        let running = Running::start(gate_command(folder, url).args(["--metrics", "127.0.0.1:0"]));
         let ready: Value = serde_json::from_str(&running.line()).unwrap();
         let client = ApiClient::new(&format!("http://{}", ready["extender"].as_str().unwrap()), None).unwrap();
         (running, client, ready["metrics"].as_str().unwrap().to_owned())
@@ -291,14 +297,16 @@ fn messages_of_nonsense_are_refused() {
 #[test]
 fn the_certificate_of_the_webhook_is_exchanged_while_it_serves() {
     let folder = Folder::new("kubernetes-exchanged");
-    std::fs::write(folder.path("token"), "secret-of-the-test\n").unwrap();
     let install = common::exchangeable_certificates(&folder);
     install("old");
     let (_, url) = FakeApi::start();
-    let mut command = farfield();
-    command.args(["gate", "kubernetes", "--far", "50M", "--extender", "127.0.0.1:0", "--api-server", &url]);
-    command.args(["--webhook", "127.0.0.1:0", "--api-token-file"]).arg(folder.path("token"));
-    command.arg("--tls-cert").arg(folder.path("pem")).arg("--tls-key").arg(folder.path("key"));
+    let mut command = gate_command(&folder, &url);
+    command
+        .args(["--webhook", "127.0.0.1:0"])
+        .arg("--tls-cert")
+        .arg(folder.path("pem"))
+        .arg("--tls-key")
+        .arg(folder.path("key"));
     let mut gate = Running::start(&mut command);
     let ready: Value = serde_json::from_str(&gate.line()).unwrap();
     let webhook = format!("https://{}", ready["webhook"].as_str().unwrap());
