@@ -315,3 +315,28 @@ fn entries_of(word: usize, mut bits: u64) -> impl Iterator<Item = u32> {
         Some(word as u32 * 64 + bit)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    //! Guards against a cycle that ends while objects wait, and against one that counts fewer than nobody.
+    use super::*;
+    use farfield::Heap;
+
+    #[test]
+    fn each_wait_begins_once_and_ends_once() {
+        let heap = Heap::builder().near(2 << 20).near_max(2 << 20).far(1 << 30).build().unwrap();
+        let space = Space::open(&heap).unwrap();
+        let mut far = FarPages::new(&space, 2, 64);
+        for page in [70, 71] {
+            far.wait_for_object(page, 600);
+            far.wait_for_entry(page, 3);
+        }
+        assert_eq!((far.waiters(), far.awaited_pages()), (2, 2));
+        assert!(!far.end_wait(601) && !far.end_wait(1 << 20), "nobody waits for these");
+        // As a damaged page, in which two objects name one entry, has it.
+        assert!(far.end_wait(600) && !far.end_wait(600));
+        assert_eq!((far.waiters(), far.lost()), (1, vec![3]));
+        assert!(far.end_wait(3) && !far.end_wait(3));
+        assert_eq!((far.waiters(), far.awaited_pages()), (0, 0));
+    }
+}
