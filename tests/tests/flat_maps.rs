@@ -52,7 +52,7 @@ fn look_up_and_change(url: &str, plane: Plane, at: Where, random: &mut Rng) {
     let heap = heap(url, plane);
     let mut map: FarFlatMap<Key, Value> = FarFlatMap::new().at(at);
     let mut twin = fill_with(&mut map, &heap, random, tier(24_000, 60_000));
-    for round in 0..tier(6, 60) {
+    for round in 0..tier(4, 60) {
         for _ in 0..500 {
             let (key, value) = (key(random.u64(..70_000)), [random.u64(..); 8]);
             match random.u32(..3) {
@@ -131,8 +131,8 @@ fn pools_without_the_function_answer_near() {
     let (_old, of_old) = serve(Registry::new().with::<Aggregate>());
     let (_new, of_new) = serve(Registry::standard());
     for url in ["ram:".to_owned(), of_old[0].clone(), format!("stripe({},{})", of_new[0], of_old[0])] {
-        for at in [Where::Server, Where::Auto] {
-            look_up_and_change(&url, Plane::Page, at, &mut random);
+        for at in tier(&[Where::Server][..], &[Where::Server, Where::Auto]) {
+            look_up_and_change(&url, Plane::Page, *at, &mut random);
         }
     }
 }

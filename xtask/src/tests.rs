@@ -165,7 +165,8 @@ const PLANES: [(&str, &str); 3] = [("page", "object_flights::"), ("object", "one
 const PLANES_OF_CI: usize = 2;
 
 /// Tests of collections, whose code is the same on each plane: CI runs them on the first one.
-const OF_COLLECTIONS: [&str; 7] = ["array::", "btree::", "bytes::", "list::", "many::", "sets::", "vec::"];
+const OF_COLLECTIONS: [&str; 8] =
+    ["array::", "btree::", "bytes::", "flat_map::", "list::", "many::", "sets::", "vec::"];
 
 /// Packages whose tests start the product's programs.
 const STARTS_PRODUCT: [&str; 5] = [END_TO_END, BENCH, "farfield-cli", "farfield-pager", "farfield-preload"];

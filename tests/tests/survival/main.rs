@@ -252,7 +252,7 @@ fn programs_outlive(ways: &[Way], rounds: usize) {
         let mode = ["signal", "thread"][random.usize(..2)];
         let options = ["--near", "16M", "--mode", mode, "--far", &made.url(&servers)];
         // Two processes, one of which the other has forked; each checks every word of its memory, again and again.
-        let job = FarRun::new(&scratch, options, [hog, "48", "4", "2", "2"]).start();
+        let job = FarRun::new(&scratch, options, [hog, "48", tier("2", "4"), "2", "2"]).start();
         // Before, the job would be refused: its user shall know at once that a member is not there.
         wait_until("the program has started", || job.output().contains("started"));
         // Any moment is as good as another.
