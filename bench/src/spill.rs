@@ -19,6 +19,8 @@ pub(crate) enum Means {
     PolarsStreaming,
     /// Temporary files of DuckDB.
     DuckDb,
+    /// Data frames of Dask, a part at a time, on the threads of one process.
+    Dask,
 }
 
 /// Exit code of the script when a library has no memory left.
@@ -31,6 +33,7 @@ impl Means {
             Means::Memmap => "memmap",
             Means::PolarsStreaming => "polars",
             Means::DuckDb => "duckdb",
+            Means::Dask => "dask",
         }
     }
 }

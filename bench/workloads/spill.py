@@ -65,6 +65,15 @@ def duckdb_at(folder, limit):
     return base
 
 
+def dask_table(path, folder):
+    """A table in parts of the size of a row group; what a shuffle makes lies in files."""
+    import dask
+    import dask.dataframe as dd
+
+    dask.config.set({"scheduler": "threads", "temporary_directory": folder, "dataframe.shuffle.method": "disk"})
+    return dd.read_parquet(path, split_row_groups=True)
+
+
 def look_ups(how, data, ops, seed, limit, folder, phases):
     """Rounds of a thousand rows at random; which ones depends on the round before."""
     import numpy as np
@@ -95,6 +104,11 @@ def look_ups(how, data, ops, seed, limit, folder, phases):
         def ask(keys):
             wanted = {"key": keys}
             return int(base.execute(f"select sum(value) from read_parquet('{path}') join wanted using (key)").fetchone()[0])
+    elif how == "dask":
+        table = dask_table(path, folder)
+
+        def ask(keys):
+            return int(table[table["key"].isin(keys)]["value"].sum().compute())
     else:
 
         def ask(keys):
@@ -139,19 +153,24 @@ def join(how, data, ops, seed, limit, folder, phases):
             elif how == "polars":
                 left.join(right, on="key").sort("zone", "fare").sink_parquet(out)
                 found += answer_of(out)
+            elif how == "dask":
+                left, right = (dask_table(path, folder) for path in paths)
+                left.merge(right, on="key").sort_values(["zone", "fare"]).to_parquet(out, write_index=False)
+                found += answer_of(*(os.path.join(out, f"part.{number}.parquet") for number in range(len(os.listdir(out)))))
             else:
                 joined = left.join(right, on="key").sort("zone", "fare").collect()
                 found += int(joined["fare"][len(joined) // 3]) + int(joined["zone"].sum())
     return found
 
 
-def answer_of(path):
+def answer_of(*paths):
+    """The answer in these files, one after the other."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path)
-    at, total, passed = file.metadata.num_rows // 3, 0, 0
-    for batch in file.iter_batches(columns=["fare", "zone"]):
+    files = [pq.ParquetFile(path) for path in paths]
+    at, total, passed = sum(file.metadata.num_rows for file in files) // 3, 0, 0
+    for batch in (batch for file in files for batch in file.iter_batches(columns=["fare", "zone"])):
         total += pc.sum(batch["zone"]).as_py()
         if passed <= at < passed + len(batch):
             total += batch["fare"][at - passed].as_py()
@@ -177,6 +196,12 @@ def groups(how, data, ops, seed, limit, folder, phases):
             if how == "duckdb":
                 totals = f"select sum(fare) as s, count(*) as c from read_parquet('{path}') group by key"
                 most, rest = duckdb_at(folder, limit).execute(f"select max(s), sum(s * c % 1009) from ({totals})").fetchone()
+            elif how == "dask":
+                import dask
+
+                fares = dask_table(path, folder).groupby("key")["fare"]
+                totals = fares.agg(["sum", "count"], split_out=16)
+                most, rest = dask.compute(totals["sum"].max(), (totals["sum"] * totals["count"] % 1009).sum())
             else:
                 import polars as pl
 
@@ -189,7 +214,7 @@ def groups(how, data, ops, seed, limit, folder, phases):
 
 
 PROGRAMS = {"spill-look-ups": look_ups, "spill-join": join, "spill-groups": groups}
-MODULES = {"memory": ["polars"], "memmap": [], "polars": ["polars", "pyarrow"], "duckdb": ["duckdb", "pyarrow"]}
+MODULES = {"memory": ["polars"], "memmap": [], "polars": ["polars", "pyarrow"], "duckdb": ["duckdb", "pyarrow"], "dask": ["dask.dataframe", "pyarrow"]}
 #: What a library raises when it has no memory left, beside MemoryError.
 SAYS_OUT_OF_MEMORY = ("OutOfMemoryException", "ComputeError")
 
@@ -205,7 +230,7 @@ parser.add_argument("--check", action="store_true")
 parser.add_argument("--own", action="store_true")
 options, _ = parser.parse_known_args()
 modules = ["numpy", *MODULES[options.how]] + (["farfield"] if options.enable else [])
-missing = [name for name in modules if importlib.util.find_spec(name) is None]
+missing = [name for name in modules if importlib.util.find_spec(name.split(".")[0]) is None]
 if options.how == "memmap" and options.what != "spill-look-ups":
     missing.append("joins and groups of numpy.memmap, which has none")
 if missing or options.check:
