@@ -48,7 +48,9 @@ pub(super) struct ReplayReport {
 enum Event {
     /// The work before a step of a task is done.
     Worked(u32),
-    /// A letter arrives whose handler is free from now on.
+    /// The last byte of a letter has travelled, unless the receiver's link is busy.
+    Arrived(u32),
+    /// A letter is there, and was handled.
     Handled(u32),
     /// A node gives handles of an object back.
     GiveBack(u16, u32),
@@ -84,8 +86,13 @@ enum Letter {
 
 #[derive(Clone, Copy, Debug)]
 struct Mail {
+    from: u16,
     to: u16,
     letter: Letter,
+    /// Time that it takes of a link.
+    link_ns: u64,
+    /// Time that it takes of the handler; `None` for an answer, which is taken by whoever waits for it.
+    handle_ns: Option<u64>,
 }
 
 /// Who waits for a trip.
@@ -251,8 +258,9 @@ impl<'t, C: Coherence> Replay<'t, C> {
             self.now_ns = now;
             match event {
                 Event::Worked(task) => self.step(TaskId(task)),
+                Event::Arrived(mail) => self.receive(mail),
                 Event::Handled(mail) => {
-                    let Mail { to, letter } = self.mails.remove(mail);
+                    let Mail { to, letter, .. } = self.mails.remove(mail);
                     self.handle(to, letter);
                 }
                 Event::GiveBack(node, object) => self.give_back(node, ObjectId(object)),
@@ -409,24 +417,30 @@ impl<'t, C: Coherence> Replay<'t, C> {
             Letter::Trip(trip, place) => place == self.trips.get(trip).trip.path.last(),
             _ => false,
         };
-        let mail = self.mails.insert(Mail { to, letter });
+        let bytes = bytes + HEADER_BYTES * messages;
+        let link_ns = bytes * 1000 / self.network.bytes_per_us;
+        let handle_ns = (!is_answer).then_some(self.network.handle_ns * messages);
+        let mail = self.mails.insert(Mail { from, to, letter, link_ns, handle_ns });
         if from == to {
             self.schedule(self.now_ns, Event::Handled(mail));
             return;
         }
-        let bytes = bytes + HEADER_BYTES * messages;
         self.report.bytes += bytes;
-        let on_link_ns = bytes * 1000 / self.network.bytes_per_us;
         let sender = &mut self.nodes[usize::from(from)];
-        sender.out_free_ns = self.now_ns.max(sender.out_free_ns) + on_link_ns;
+        sender.out_free_ns = self.now_ns.max(sender.out_free_ns) + link_ns;
         let there_ns = sender.out_free_ns + self.network.one_way_ns;
+        self.schedule(there_ns, Event::Arrived(mail));
+    }
+
+    /// Has a letter take the receiver's link, in the order in which letters arrive, and then its handler.
+    fn receive(&mut self, mail: u32) {
+        let Mail { from, to, link_ns, handle_ns, .. } = *self.mails.get(mail);
         let receiver = &mut self.nodes[usize::from(to)];
-        receiver.in_free_ns = there_ns.max(receiver.in_free_ns + on_link_ns);
+        receiver.in_free_ns = self.now_ns.max(receiver.in_free_ns + link_ns);
         let mut handled_ns = receiver.in_free_ns;
-        // Whoever waits for an answer takes it.
-        if !is_answer {
+        if let Some(handle_ns) = handle_ns {
             let handler = &mut receiver.handler_free_ns[usize::from(from)];
-            *handler = handled_ns.max(*handler) + self.network.handle_ns * messages;
+            *handler = handled_ns.max(*handler) + handle_ns;
             handled_ns = *handler;
         }
         self.schedule(handled_ns, Event::Handled(mail));

@@ -186,6 +186,32 @@ fn a_read_takes_the_time_of_its_way() {
     assert_eq!(replay(CoherenceName::Ownership, &trace).elapsed_ns, way);
 }
 
+/// A receiver's link is taken in the order in which letters arrive: one that waits in its sender's link holds nobody up.
+#[test]
+fn what_a_busy_node_sends_does_not_delay_what_comes_from_others() {
+    const LARGE: usize = 100 * BYTES;
+    let large = |here: &Here<'_>| here.alloc([0u8; LARGE]).unwrap();
+    let trace = trace_of(
+        4,
+        |here| {
+            let busy: [DBox<[u8; LARGE]>; 8] = std::array::from_fn(|_| made_at(here, THERE, large));
+            (here.alloc(busy).unwrap(), object_at(here, NodeId(2)))
+        },
+        |here, (busy, object)| {
+            // Node 1 has much to send to node 3 before what this node asks for.
+            let ask = |here: &Here<'_>, (busy,): (recorder::Lent<'_, [DBox<[u8; LARGE]>; 8]>,)| {
+                busy.get(here).unwrap()[..7].iter().for_each(|object| object.prefetch(here));
+            };
+            scope(here, |s| s.spawn_to(NodeId(3), (s.lend(&busy),), ask).unwrap().join().unwrap()).unwrap();
+            busy.get(here).unwrap()[7].prefetch(here);
+            object.get(here).unwrap();
+            std::mem::forget((busy, object));
+        },
+    );
+    let elapsed = replay(CoherenceName::Ownership, &trace).elapsed_ns;
+    assert!(elapsed < 2 * LARGE as u64, "{elapsed} ns, and the busy node sends for {}", 8 * LARGE);
+}
+
 #[test]
 fn a_directory_asks_for_each_block_and_tells_who_has_a_copy() {
     let program = |here: &Here<'_>, mut object: DBox<Bytes>| {
