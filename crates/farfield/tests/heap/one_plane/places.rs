@@ -42,6 +42,7 @@ fn may_bind() -> bool {
 
 #[test]
 fn values_come_back_as_they_were_stored() {
+    let rounds = if is_deep() { 4000 } else { 1200 };
     for url in urls() {
         for plane in [Plane::Page, Plane::Object] {
             let heap = Heap::builder().near(2 * MIB).far(1 << 30).plane(plane).pool(&*url).build().unwrap();
@@ -50,7 +51,7 @@ fn values_come_back_as_they_were_stored() {
             for number in 0..5000 {
                 twins.push((heap.alloc(value(number)).unwrap(), number));
             }
-            for round in 0..4000 {
+            for round in 0..rounds {
                 let at = random.usize(..twins.len());
                 let scope = heap.enter();
                 let (far, number) = &mut twins[at];
@@ -60,7 +61,7 @@ fn values_come_back_as_they_were_stored() {
                     *far.get_mut(&scope).unwrap() = value(*number);
                 }
             }
-            assert!(heap.stats().misses > 1000, "{url} on {plane:?}: most is far");
+            assert!(heap.stats().misses > rounds / 4, "{url} on {plane:?}: most is far");
         }
     }
 }
