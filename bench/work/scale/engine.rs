@@ -1,7 +1,7 @@
 //! Replay of a trace in virtual time: nodes with processors, handlers and links, and tasks that wait for messages.
 //!
 //! A discrete-event simulation. A node has so many processors, which run the tasks that are ready in the order in which they
-//! became so; a task that waits gives its processor to another. A message takes the sender's link for its bytes, travels, takes
+//! became so, those that have begun before the others; a task that waits gives its processor to another. A message takes the sender's link for its bytes, travels, takes
 //! the receiver's link, and is handled at the receiver by a thread for each other node, in order. Whoever asks spends as
 //! much processor time on a question and its answer as is spent on handling it.
 //!
@@ -121,7 +121,9 @@ struct Flight {
 #[derive(Debug)]
 struct NodeState {
     idle: usize,
-    ready: VecDeque<TaskId>,
+    /// Tasks that want a processor: those that have begun, and those that have not.
+    begun: VecDeque<TaskId>,
+    fresh: VecDeque<TaskId>,
     /// When the links are free.
     out_free_ns: u64,
     in_free_ns: u64,
@@ -225,7 +227,8 @@ impl<'t, C: Coherence> Replay<'t, C> {
         let count = usize::from(trace.nodes);
         let node = |_| NodeState {
             idle: processors,
-            ready: VecDeque::new(),
+            begun: VecDeque::new(),
+            fresh: VecDeque::new(),
             out_free_ns: 0,
             in_free_ns: 0,
             handler_free_ns: vec![0; count],
@@ -278,14 +281,16 @@ impl<'t, C: Coherence> Replay<'t, C> {
     // Processors.
 
     fn make_ready(&mut self, task: TaskId, is_urgent: bool) {
-        let node = usize::from(self.tasks[task.index()].at);
-        if self.nodes[node].idle > 0 {
-            self.nodes[node].idle -= 1;
+        let TaskState { at, next, .. } = self.tasks[task.index()];
+        let node = &mut self.nodes[usize::from(at)];
+        let line = if next > 0 { &mut node.begun } else { &mut node.fresh };
+        if node.idle > 0 {
+            node.idle -= 1;
             self.begin_step(task, 0);
         } else if is_urgent {
-            self.nodes[node].ready.push_front(task);
+            line.push_front(task);
         } else {
-            self.nodes[node].ready.push_back(task);
+            line.push_back(task);
         }
     }
 
@@ -301,7 +306,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
     /// Gives the processor of a task to the next one.
     fn release_processor(&mut self, node: u16) {
         let state = &mut self.nodes[usize::from(node)];
-        match state.ready.pop_front() {
+        match state.begun.pop_front().or_else(|| state.fresh.pop_front()) {
             Some(next) => self.begin_step(next, 0),
             None => state.idle += 1,
         }

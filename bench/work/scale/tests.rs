@@ -299,6 +299,31 @@ fn a_node_has_so_many_processors() {
     }
 }
 
+/// Workers of `farfield-dsm` begin nothing while a task that has waited can go on.
+#[test]
+fn a_task_that_has_begun_goes_on_before_others_begin() {
+    let mut trace = trace_of(
+        2,
+        |here| made_at(here, THERE, |here| DArc::new(here, [0u8; BYTES]).unwrap()),
+        |here, object| {
+            let read = |here: &Here<'_>, (object,): (DArc<Bytes>,)| {
+                object.get(here).unwrap();
+            };
+            let first = here.spawn_to(NodeId(0), (object,), read).unwrap();
+            let others = [(); 2].map(|()| here.spawn_to(NodeId(0), (), |_, ()| ()).unwrap());
+            first.join(here).unwrap();
+            others.into_iter().for_each(|other| other.join(here).unwrap());
+        },
+    );
+    let ends = trace.tasks[1..].iter_mut().filter_map(|task| task.steps.last_mut());
+    ends.for_each(|end| end.work_ns = 1_000_000);
+    let steps = &mut trace.tasks[0].steps;
+    let join = steps.iter().position(|step| matches!(step.action, Action::Join(_))).unwrap();
+    // Nobody waits for the others.
+    steps.drain(join + 1..steps.len() - 1);
+    assert_eq!(replay(CoherenceName::Ownership, &trace).elapsed_ns / 1_000_000, 2);
+}
+
 #[test]
 fn all_tasks_of_a_node_wait_for_one_copy() {
     let trace = trace_of(
