@@ -172,6 +172,9 @@ struct Options {
     /// The pool to which `switch` moves the heap's far memory.
     #[arg(long)]
     to: Option<String>,
+    /// How often it moves, to that pool and back.
+    #[arg(long, default_value_t = 1)]
+    switches: u64,
     /// Where `switch` asks for such a move, without a heap: a folder.
     #[arg(long)]
     handshake: Option<String>,
