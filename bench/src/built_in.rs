@@ -75,6 +75,7 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/dmswitcher/ssd.toml"),
         include_str!("../experiments/dmswitcher/lz.toml"),
         include_str!("../experiments/dmswitcher/ec.toml"),
+        include_str!("../experiments/dmswitcher/stored.toml"),
         include_str!("../experiments/dmswitcher/switch.toml"),
         include_str!("../experiments/dmswitcher/switches.toml"),
         include_str!("../experiments/dmswitcher/wall.toml"),

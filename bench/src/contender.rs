@@ -14,6 +14,7 @@ use crate::questions;
 use crate::real_cluster;
 use crate::server::Server;
 use crate::spill::{self, Means};
+use crate::stored;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching::{self, add_servers};
 use crate::sys::Processors;
@@ -80,6 +81,10 @@ pub(crate) enum Contender {
     Replacement(&'static str),
     /// fio, instead of the program.
     Fio(Order),
+    /// A zram device that keeps the program's pages.
+    ZramStore,
+    /// lz4's own benchmark, of the program's pages.
+    Lz4,
     /// The dashboard beside many jobs of the program, whether or not pages look at it.
     Dashboard { is_seen: bool },
 }
@@ -298,6 +303,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "dashboard" => Contender::Dashboard { is_seen: true },
         "dashboard-unseen" => Contender::Dashboard { is_seen: false },
         "fio" => Contender::Fio(Order::Random),
+        "zram-store" => Contender::ZramStore,
+        "lz4" => Contender::Lz4,
         "fio-sequential" => Contender::Fio(Order::Sequential),
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-enabled, farfield-foretold, farfield-tried, \
@@ -306,7 +313,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-in-linked-flood, farfield-pair, swap-zram-pair, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dask, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, fio-sequential, sim-near, sim-uniform, sim-variable, \
+             farfield-in-flood, farfield-in-linked-flood, farfield-pair, swap-zram-pair, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dask, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, fio-sequential, zram-store, lz4, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
@@ -348,6 +355,8 @@ impl Contender {
             Contender::Slurm(is_far) => real_cluster::sample(is_far, job),
             Contender::Replacement(name) => replaced(name, job),
             Contender::Fio(order) => fio::sample(order, job),
+            Contender::ZramStore => stored::zram(job),
+            Contender::Lz4 => stored::lz4(job),
             Contender::Dashboard { is_seen } => front::sample_of(is_seen, job),
         }
     }

@@ -47,7 +47,7 @@ pub(crate) fn sample(order: Order, job: &Job<'_>) -> Result<Sample> {
     command.args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--size={}", job.data_bytes)]);
     command.args([format!("--io_size={}", ops * block), format!("--randseed={}", number("--seed")?)]);
     let finished = match child::run(command, job.scratch, job.patience) {
-        Err(error) if is_absent(&error) => return Err(unavailable("fio is not installed", "install fio")),
+        Err(error) if child::is_absent(&error) => return Err(unavailable("fio is not installed", "install fio")),
         finished => finished?,
     };
     std::fs::remove_file(&file).ok();
@@ -63,9 +63,4 @@ pub(crate) fn sample(order: Order, job: &Job<'_>) -> Result<Sample> {
     let figures: BTreeMap<String, f64> = figures.collect();
     // It does not say what it read.
     Ok(Sample { ns_per_op: 1e9 / iops, ops, checksum: String::new(), phases: Vec::new(), figures })
-}
-
-fn is_absent(error: &anyhow::Error) -> bool {
-    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-    kinds.into_iter().any(|error| error.kind() == std::io::ErrorKind::NotFound)
 }

@@ -53,6 +53,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("huge_bytes", "in huge pages MiB", 1048576.0),
     ("pool_moves", "moves", 1.0),
     ("near_share", "near share", 1.0),
+    ("stored_bytes_per_page", "bytes per page", 1.0),
     ("over_best", "over the best", 1.0),
     ("cpu_user_s", "CPU user s", 1.0),
     ("cpu_system_s", "CPU system s", 1.0),

@@ -169,6 +169,12 @@ struct Options {
     /// for `shift` and `walk` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
+    /// 1: the contents of `pages` pack about 3 to 1; 0: they are noise.
+    #[arg(long, default_value_t = 0)]
+    compressible: u64,
+    /// Where `pages` writes all pages, in order, instead of into a pool: a file or a block device.
+    #[arg(long)]
+    dump: Option<std::path::PathBuf>,
     /// The pool to which `switch` moves the heap's far memory.
     #[arg(long)]
     to: Option<String>,
