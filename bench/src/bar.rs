@@ -2,7 +2,7 @@
 
 use crate::driver::describe;
 use crate::experiment::Point;
-use crate::line::{ContenderResult, PointResult, Status};
+use crate::line::{ContenderResult, PointResult, Status, fastest};
 use crate::stats::ratio;
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +12,15 @@ use serde::{Deserialize, Serialize};
 pub struct Bar {
     /// Whose time.
     pub of: String,
-    /// Over whose time. Of several, `A or B or C`, it is the best of those that ran.
+    /// Over whose time. Of several, `A or B or C`, it is the best of those that ran. [`FLOOR`] is what an operation costs
+    /// at least.
     pub to: String,
     /// The figure that is compared; without it the time of an operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figure: Option<String>,
+    /// The contender whose time both have without far memory; then it is compared what each takes more than that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excess_over: Option<String>,
     /// Largest ratio that passes.
     pub at_most: f64,
     /// The ratio we would like.
@@ -27,15 +31,23 @@ pub struct Bar {
     pub at: Point,
 }
 
+/// Name of the floor where a bar compares with it.
+pub const FLOOR: &str = "floor";
+
+/// Contenders in a list such as `A or B or C`.
+pub(crate) fn listed(names: &str) -> impl Iterator<Item = &str> {
+    names.split(" or ")
+}
+
 impl Bar {
-    /// Names the two contenders, and the figure if it is not the time.
+    /// Names the two contenders, and what is compared if it is not the time.
     pub(crate) fn sides(&self) -> String {
-        sides(&self.of, &self.to, self.figure.as_deref())
+        sides(&self.of, &self.to, self.figure.as_deref(), self.excess_over.as_deref())
     }
 
     /// Names the contenders that it is over.
     pub(crate) fn opponents(&self) -> impl Iterator<Item = &str> {
-        self.to.split(" or ")
+        listed(&self.to)
     }
 
     /// Does the bar speak of this pair at this point?
@@ -59,14 +71,18 @@ pub struct Bound {
     pub at: Point,
 }
 
-/// A figure whose median must not be exceeded at so many of the points.
+/// A figure whose median, or a ratio of two contenders, must not exceed a value at so many of the points.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quorum {
-    /// Whose figure.
+    /// Whose figure or time.
     pub of: String,
-    /// Its name.
-    pub figure: String,
+    /// Over whose, if it is a ratio. Of several, `A or B`, it is the best of those that ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// The figure; of a ratio without it the time of an operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub figure: Option<String>,
     /// Largest value that passes.
     pub at_most: f64,
     /// Least part of the points at which it passes.
@@ -90,6 +106,9 @@ pub struct Mean {
     /// Largest mean that passes; without it the mean is said and not judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
+    /// The mean we would like.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<f64>,
     /// Only points with these parameters.
     #[serde(default, rename = "where", skip_serializing_if = "Point::is_empty")]
     pub at: Point,
@@ -138,7 +157,7 @@ impl Mean {
     pub(crate) fn sides(&self) -> String {
         let against =
             if self.against.is_empty() { String::new() } else { format!(" at {}", describe(&self.against, &[])) };
-        sides(&self.of, &format!("{}{against}", self.to), self.figure.as_deref())
+        sides(&self.of, &format!("{}{against}", self.to), self.figure.as_deref(), None)
     }
 
     /// Names what the mean compares where it is a bar.
@@ -193,16 +212,35 @@ fn is_at(wanted: &Point, point: &Point) -> bool {
     wanted.iter().all(|(key, value)| point.get(key) == Some(value))
 }
 
-/// Names two contenders that are compared, and the figure if it is not the time.
-pub(crate) fn sides(of: &str, to: &str, figure: Option<&str>) -> String {
+/// Names two contenders that are compared, and what is compared if it is not the time.
+pub(crate) fn sides(of: &str, to: &str, figure: Option<&str>, excess_over: Option<&str>) -> String {
     let figure = figure.map_or(String::new(), |figure| format!(", {figure}"));
-    format!("{of} / {to}{figure}")
+    let excess = excess_over.map_or(String::new(), |base| format!(", excess over {base}"));
+    format!("{of} / {to}{figure}{excess}")
 }
 
 impl Quorum {
     /// Names what is bounded.
     pub(crate) fn subject(&self) -> String {
-        format!("{} {} ≤ {}, part of the points", self.of, self.figure, self.at_most)
+        format!("{} ≤ {}, part of the points", self.measured(), self.at_most)
+    }
+
+    /// Names the figure or the ratio.
+    pub(crate) fn measured(&self) -> String {
+        match &self.to {
+            Some(to) => sides(&self.of, to, self.figure.as_deref(), None),
+            None => format!("{} {}", self.of, self.figure.as_deref().unwrap_or_default()),
+        }
+    }
+
+    /// Returns what was measured at a point; `None` if it was not, or not within the limit.
+    fn value(&self, point: &PointResult) -> Option<f64> {
+        let of = point.contenders.iter().find(|c| c.name == self.of && c.status == Status::Ok)?;
+        let figure = self.figure.as_deref();
+        let Some(to) = &self.to else { return of.figures.get(figure?).copied() };
+        let to = fastest(&point.contenders, to, figure)?;
+        let ratio = ratio(&of.values(figure)?, &to.values(figure)?)?.ratio;
+        of.over_budget().is_none().then_some(ratio)
     }
 
     /// Does the quorum cover this point?
@@ -235,10 +273,7 @@ pub(crate) fn bounds(contenders: &[ContenderResult], bounds: &[Bound], point: &P
 
 /// The quorums, over those of these points that they cover.
 pub(crate) fn quorums(points: &[PointResult], quorums: &[Quorum]) -> Vec<QuorumResult> {
-    let passes = |point: &PointResult, quorum: &Quorum| {
-        let of = point.contenders.iter().find(|c| c.name == quorum.of && c.status == Status::Ok);
-        of.and_then(|of| of.figures.get(&quorum.figure)).is_some_and(|median| *median <= quorum.at_most)
-    };
+    let passes = |point: &PointResult, quorum: &Quorum| quorum.value(point).is_some_and(|v| v <= quorum.at_most);
     let over_all = |quorum: &Quorum| {
         let covered: Vec<_> = points.iter().filter(|point| quorum.covers(&point.parameters)).collect();
         let held = covered.iter().filter(|point| passes(point, quorum)).count();
@@ -296,7 +331,7 @@ mod tests {
             near_bytes: 0,
             unit: "x".into(),
             floor_ns: None,
-            ratios: ratios(&contenders, &[], &Point::new()),
+            ratios: ratios(&contenders, &[], &Point::new(), None),
             bounds: vec![],
             contenders,
         }
@@ -333,6 +368,31 @@ mod tests {
         assert_eq!(check(&[good(), good(), good(), at(1, &[(1.0, None)])]), (3, 4, true));
         assert_eq!(check(&[good(), good(), at(1, &[(1.0, None)])]), (2, 3, false));
         assert_eq!(check(&[]), (0, 0, false), "nothing was measured");
+    }
+
+    #[test]
+    fn a_quorum_of_ratios_is_over_the_best_that_ran() {
+        let quorum: Quorum =
+            toml::from_str("of = 'hybrid'\nto = 'page or object'\nat_most = 1.1\nshare = 0.66").unwrap();
+        assert_eq!(quorum.subject(), "hybrid / page or object ≤ 1.1, part of the points");
+        let at = |page: f64, object: f64, hybrid: &[(f64, Option<f64>)]| {
+            let mut page = contender("page", &[(page, None)]);
+            if page.samples[0].ns_per_op == 0.0 {
+                page.status = Status::Failed { why: "x".into() };
+            }
+            point(vec![page, contender("object", &[(object, None)]), contender("hybrid", hybrid)])
+        };
+        let check = |points: &[PointResult]| {
+            let found = &quorums(points, std::slice::from_ref(&quorum))[0];
+            (found.held, found.passes())
+        };
+        let slow = || at(10.0, 20.0, &[(12.0, None)]);
+        assert_eq!(check(&[at(10.0, 20.0, &[(11.0, None)]), at(20.0, 10.0, &[(10.0, None)]), slow()]), (2, true));
+        assert_eq!(check(&[at(10.0, 20.0, &[(11.0, None)]), slow(), slow()]), (1, false));
+        assert_eq!(check(&[at(0.0, 20.0, &[(12.0, None)])]), (1, true), "a contender that failed is no opponent");
+        let mut greedy = at(10.0, 20.0, &[(5.0, None)]);
+        greedy.contenders[2].samples[0].figures.insert("near_peak_over_limit".into(), 2.0);
+        assert_eq!(check(&[greedy]), (0, false), "what exceeds its limit holds no bar");
     }
 
     #[test]

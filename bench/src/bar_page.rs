@@ -162,7 +162,8 @@ impl BarRows {
             let mean = &found.mean;
             if let (Some(passes), Some(bar)) = (found.passes(), mean.at_most) {
                 let at = if mean.at.is_empty() && mean.except.is_empty() { String::new() } else { mean.covered() };
-                self.add(BarRow::new(mean.subject(), at, bar), found.ratio, passes, &receipt);
+                let aim = mean.aim.map_or(String::new(), |aim| aim.to_string());
+                self.add(BarRow { aim, ..BarRow::new(mean.subject(), at, bar) }, found.ratio, passes, &receipt);
             }
         }
         for found in &line.quorums {
@@ -249,7 +250,7 @@ mod tests {
 
     /// Line as the driver wrote it, shortened: one point held, one missed, one contender failed.
     const FIXTURE: &str = include_str!("../tests/fixture.jsonl");
-    const PAGE_LINES_MAX: usize = 170;
+    const PAGE_LINES_MAX: usize = 190;
 
     fn fixture() -> Line {
         serde_json::from_str(FIXTURE.trim()).unwrap()

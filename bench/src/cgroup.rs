@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where memory cgroups are made on this machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +56,9 @@ impl Cgroup {
         if hierarchy.version == 2 {
             delegate_memory(&hierarchy.root, undo)?;
         }
-        let path = hierarchy.root.join(format!("farfield-bench-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = hierarchy.root.join(format!("farfield-bench-{}-{number}", std::process::id()));
         undo.note(Step::Cgroup(path.clone()))?;
         fs::create_dir(&path).map_err(|error| {
             unavailable(

@@ -57,6 +57,12 @@ impl Finished {
     }
 }
 
+/// Checks whether a program could not be run because it is not installed.
+pub(crate) fn is_absent(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    kinds.any(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
 /// Leads a process group of its own; what is left of it is killed in the end.
 struct Group {
     pid: u32,

@@ -3,7 +3,7 @@
 
 use crate::child;
 use crate::contender::{Far, server_at};
-use crate::job::{Job, binary, job_on, job_with};
+use crate::job::{Job, binary, heap_on, job_on, job_with};
 use crate::line::Sample;
 use crate::link::Link;
 use crate::overuse::Overuse;
@@ -31,6 +31,10 @@ pub(crate) enum Company {
     BesideFlood,
     /// One beside a job that floods the same server.
     InFlood,
+    /// One beside a job that floods the same server through a link of its own.
+    InLinkedFlood,
+    /// Two, each with a private server.
+    Pair,
     /// One beside a thread that computes.
     BesideLoop,
     /// One beside another tenant, who overuses the same server.
@@ -60,8 +64,10 @@ pub(crate) fn sample(company: Company, job: &Job<'_>) -> Result<Sample> {
         }
         Company::Sharing => two(&[Place::new(2, job)?], job),
         Company::Apart => two(&[Place::new(1, job)?, Place::new(1, job)?], job),
-        Company::BesideFlood => beside(false, job),
-        Company::InFlood => beside(true, job),
+        Company::Pair => at_once(job, |_, job| job_on(None, job)),
+        Company::BesideFlood => beside(false, false, job),
+        Company::InFlood => beside(true, false, job),
+        Company::InLinkedFlood => beside(true, true, job),
         Company::BesideLoop => beside_loop(job),
         Company::Overused => overused(job),
     }
@@ -83,22 +89,45 @@ impl Place {
 }
 
 fn two(places: &[Place], job: &Job<'_>) -> Result<Sample> {
-    let run = |index: usize| {
-        let folder = job.scratch.join(format!("job-{index}"));
-        fs::create_dir_all(&folder)?;
-        job_on(Some(&places[index % places.len()].link.url), &Job { scratch: &folder, ..*job })
-    };
-    let (first, second) = thread::scope(|scope| {
-        let other = scope.spawn(|| run(1));
-        (run(0), other.join().expect("it does not panic"))
-    });
-    let mut both = together(first?, second?)?;
+    let mut both = at_once(job, |index, job| job_on(Some(&places[index % places.len()].link.url), job))?;
     both.figures.insert("server_cpu_s".into(), places.iter().map(|place| place.server.cpu_seconds()).sum());
     Ok(both)
 }
 
+/// Two programs at once with their data in far heaps of that plane, at one server that shares its memory with them.
+pub(crate) fn two_heaps(plane: &str, job: &Job<'_>) -> Result<Sample> {
+    let server = server_at(Far::Private, "server", &Job { data_bytes: 2 * job.data_bytes, ..*job })?;
+    let mut both = at_once(job, |_, job| heap_on(&server.url, plane, &[], job))?;
+    both.figures.insert("server_cpu_s".into(), server.cpu_seconds());
+    Ok(both)
+}
+
+/// Runs two at once, each in a folder of its own.
+fn at_once(job: &Job<'_>, run: impl Fn(usize, &Job<'_>) -> Result<Sample> + Sync) -> Result<Sample> {
+    let mut both = each_at_once(&[0, 1], job, |index, job| run(*index, job)).into_iter();
+    let mut next = || both.next().context("two programs ran")?;
+    together(next()?, next()?)
+}
+
+/// Runs one for each of these at once, in folders of their own.
+pub(crate) fn each_at_once<T: Sync, R: Send>(
+    of: &[T],
+    job: &Job<'_>,
+    run: impl Fn(&T, &Job<'_>) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    let one = |index: usize, of: &T| {
+        let folder = job.scratch.join(format!("job-{index}"));
+        fs::create_dir_all(&folder)?;
+        run(of, &Job { scratch: &folder, ..*job })
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = of.iter().enumerate().map(|(index, of)| scope.spawn(move || one(index, of))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+    })
+}
+
 /// Throughputs add up. Of the other figures the mean, but of limits the worse.
-fn together(first: Sample, second: Sample) -> Result<Sample> {
+pub(crate) fn together(first: Sample, second: Sample) -> Result<Sample> {
     ensure!(first.checksum == second.checksum, "the two jobs did not find the same");
     let (a, b) = (first.ns_per_op, second.ns_per_op);
     let mut both = first;
@@ -113,16 +142,24 @@ fn together(first: Sample, second: Sample) -> Result<Sample> {
     Ok(both)
 }
 
-fn beside(is_same: bool, job: &Job<'_>) -> Result<Sample> {
+/// Runs a job beside one that floods: the same server or another, as fast as it can or through a link.
+fn beside(is_same: bool, is_linked: bool, job: &Job<'_>) -> Result<Sample> {
     // Each has room for both.
     let both = Job { data_bytes: job.data_bytes + (FLOOD_MIB << 20), ..*job };
     let server = server_at(Far::Tcp, "server", &both)?;
     let other = (!is_same).then(|| server_at(Far::Tcp, "other", &both)).transpose()?;
-    let flood = Flood::start(other.as_ref().map_or(&server.url, |other| &other.url), job)?;
+    let url = other.as_ref().map_or(&server.url, |other| &other.url);
+    let flood = Flood::start(&if is_linked { linked(url, job)? } else { url.clone() }, job)?;
     let mut sample = job_on(Some(&server.url), job)?;
     sample.figures.insert("flood_pages_per_s".into(), flood.end()?);
     sample.figures.insert("server_cpu_s".into(), server.cpu_seconds());
     Ok(sample)
+}
+
+/// Returns the URL of that server through a link of the job's bandwidth, which takes no processor.
+fn linked(url: &str, job: &Job<'_>) -> Result<String> {
+    let bytes_per_s = job.link_bytes_per_s.context("the parameter link_mib is missing")?;
+    Ok(format!("throttle(bandwidth={bytes_per_s},{url})"))
 }
 
 /// A job that shares the processors of this machine with a thread that computes.

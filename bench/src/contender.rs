@@ -4,7 +4,7 @@ use crate::advised::{self, Advisor};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::child;
 use crate::company::{self, Company};
-use crate::fio;
+use crate::fio::{self, Order};
 use crate::front;
 use crate::java::{self, Collector, Paging};
 use crate::job::{Job, heap_on, job_on, job_with, native, sample, twice};
@@ -14,6 +14,7 @@ use crate::questions;
 use crate::real_cluster;
 use crate::server::Server;
 use crate::spill::{self, Means};
+use crate::stored;
 use crate::swap::{self, Area, Traffic, unavailable};
 use crate::switching::{self, add_servers};
 use crate::sys::Processors;
@@ -31,6 +32,8 @@ pub(crate) enum Contender {
     Native,
     /// Linux swap under a cgroup limit.
     Swap(Store),
+    /// Two programs at once under Linux swap, each with a cgroup and its limit.
+    SwapPair(Store),
     /// `farfield run`.
     Farfield(Far),
     /// The same, private, all its memory in huge pages while nothing has to leave.
@@ -41,6 +44,8 @@ pub(crate) enum Contender {
     Advised(Advisor),
     /// The program keeps its data in a far heap, whose plane has this name.
     Heap(Far, &'static str),
+    /// Two programs at once with their data in far heaps of that plane, at one server.
+    HeapPair(&'static str),
     /// The same on the page plane, and it does what it can where its data is.
     HeapOffload(Far),
     /// The same, but by functions of the program's own, which its server has.
@@ -75,7 +80,11 @@ pub(crate) enum Contender {
     /// The program simulates near memory under a policy of page replacement of this name.
     Replacement(&'static str),
     /// fio, instead of the program.
-    Fio,
+    Fio(Order),
+    /// A zram device that keeps the program's pages.
+    ZramStore,
+    /// lz4's own benchmark, of the program's pages.
+    Lz4,
     /// The dashboard beside many jobs of the program, whether or not pages look at it.
     Dashboard { is_seen: bool },
 }
@@ -171,6 +180,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "native" => Contender::Native,
         "swap-zram" => Contender::Swap(Store::Zram),
         "swap-file" => Contender::Swap(Store::File),
+        "swap-zram-pair" => Contender::SwapPair(Store::Zram),
         "farfield" => Contender::Farfield(Far::Private),
         "farfield-tcp" => Contender::Farfield(Far::Tcp),
         "farfield-huge" => Contender::FarfieldHuge,
@@ -193,6 +203,9 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "heap-hybrid" => Contender::Heap(Far::Private, "hybrid"),
         "heap-hybrid-tcp" => Contender::Heap(Far::Tcp, "hybrid"),
         "heap-hybrid-late" => Contender::Heap(Far::LateTcp, "hybrid"),
+        "heap-pair" => Contender::HeapPair("page"),
+        "heap-objects-pair" => Contender::HeapPair("object"),
+        "heap-hybrid-pair" => Contender::HeapPair("hybrid"),
         "heap-python" => Contender::HeapPython(Far::Private),
         "heap-python-tcp" => Contender::HeapPython(Far::Tcp),
         "loopback" => Contender::Peer(Peer::Loopback),
@@ -214,6 +227,8 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "farfield-pair-own" => Contender::FarfieldIn(Company::Apart),
         "farfield-beside-flood" => Contender::FarfieldIn(Company::BesideFlood),
         "farfield-in-flood" => Contender::FarfieldIn(Company::InFlood),
+        "farfield-in-linked-flood" => Contender::FarfieldIn(Company::InLinkedFlood),
+        "farfield-pair" => Contender::FarfieldIn(Company::Pair),
         "farfield-beside-loop" => Contender::FarfieldIn(Company::BesideLoop),
         "farfield-overused" => Contender::FarfieldIn(Company::Overused),
         "farfield-ssd" => Contender::FarfieldAt(Chooser::Disk),
@@ -287,15 +302,18 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "dask" => Contender::Spill(Means::Dask),
         "dashboard" => Contender::Dashboard { is_seen: true },
         "dashboard-unseen" => Contender::Dashboard { is_seen: false },
-        "fio" => Contender::Fio,
+        "fio" => Contender::Fio(Order::Random),
+        "zram-store" => Contender::ZramStore,
+        "lz4" => Contender::Lz4,
+        "fio-sequential" => Contender::Fio(Order::Sequential),
         _ => bail!(
             "no contender is called {name}; known are native, swap-zram, swap-file, farfield, farfield-tcp, farfield-enabled, farfield-foretold, farfield-tried, \
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, heap-own, heap-own-tcp, \
-             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
+             heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-pair, heap-objects-pair, heap-hybrid-pair, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
              wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
-             farfield-in-flood, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dask, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, sim-near, sim-uniform, sim-variable, \
+             farfield-in-flood, farfield-in-linked-flood, farfield-pair, swap-zram-pair, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dask, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, fio-sequential, zram-store, lz4, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"
         ),
     })
@@ -312,12 +330,14 @@ impl Contender {
         match self {
             Contender::Native => native(job),
             Contender::Swap(store) => swapped(store, job.near_bytes, job.data_bytes, job),
+            Contender::SwapPair(store) => swapped_at_once(2, store, job.near_bytes, job.data_bytes, job),
             Contender::Farfield(far) => farfield(far, job),
             Contender::FarfieldHuge => job_with(&["--huge-pages".into()], job),
             Contender::Enabled => enabled(job),
             Contender::Advised(advisor) => advised::sample(advisor, job),
             Contender::Heap(far, plane) if job.workload.name == questions::NAME => questions::in_rust(far, plane, job),
             Contender::HeapPython(far) => questions::in_python(far, job),
+            Contender::HeapPair(plane) => company::two_heaps(plane, job),
             Contender::Heap(far, plane) => heap(far, plane, &[], job),
             Contender::HeapOffload(far) => heap(far, "page", &["--offload", "all"], job),
             Contender::HeapOwn(far) => heap_with_functions(far, job),
@@ -334,7 +354,9 @@ impl Contender {
             Contender::Policy(name) => simulated(name, job),
             Contender::Slurm(is_far) => real_cluster::sample(is_far, job),
             Contender::Replacement(name) => replaced(name, job),
-            Contender::Fio => fio::sample(job),
+            Contender::Fio(order) => fio::sample(order, job),
+            Contender::ZramStore => stored::zram(job),
+            Contender::Lz4 => stored::lz4(job),
             Contender::Dashboard { is_seen } => front::sample_of(is_seen, job),
         }
     }
@@ -383,32 +405,43 @@ fn replayed(far: Far, job: &Job<'_>) -> Result<Sample> {
 
 /// The program of a job under Linux swap, so much of it near, which takes so much memory in all.
 pub(crate) fn swapped(store: Store, near_bytes: u64, all_bytes: u64, job: &Job<'_>) -> Result<Sample> {
+    swapped_at_once(1, store, near_bytes, all_bytes, job)
+}
+
+/// Runs the program `jobs` times at once, each in a cgroup of its own with that limit; all swap to one area.
+fn swapped_at_once(jobs: u64, store: Store, near_bytes: u64, all_bytes: u64, job: &Job<'_>) -> Result<Sample> {
     swap::ensure_allowed()?;
     let hierarchy = Hierarchy::find()?;
     let ledger = Ledger::open(job.ledger, LOCK_WITHIN)?;
     for attempt in 0..=OOM_RETRIES {
         let mut undo = Undo::new(&ledger);
         // Room for everything twice over: slots of pages that have come back are freed late.
-        let bytes = all_bytes * 2 + (64 << 20);
+        let bytes = jobs * all_bytes * 2 + (64 << 20);
         let area = match store {
             Store::Zram => Area::zram(bytes, &mut undo)?,
             Store::File => Area::file(&job.scratch.join("swap"), bytes, &mut undo)?,
         };
-        let group = Cgroup::new(&hierarchy, near_bytes, &mut undo)?;
+        let groups = (0..jobs).map(|_| Cgroup::new(&hierarchy, near_bytes, &mut undo)).collect::<Result<Vec<_>>>()?;
         let before = Traffic::now();
-        let mut command = group.command(job.program);
-        command.args(job.arguments);
-        let finished = child::run(command, job.scratch, job.patience);
+        let finished = company::each_at_once(&groups, job, |group, job| {
+            let mut command = group.command(job.program);
+            command.args(job.arguments);
+            child::run(command, job.scratch, job.patience)
+        });
         let traffic = Traffic::now().since(before);
-        let (oom_kills, peak) = (group.oom_kills(), group.peak_bytes());
+        let oom_kills: u64 = groups.iter().map(Cgroup::oom_kills).sum();
+        let peak = groups.iter().filter_map(Cgroup::peak_bytes).max();
         let store_peak = area.store_peak_bytes();
         let kind = area.kind.clone();
         undo.finish()?;
-        let finished = finished?;
-        if oom_kills > 0 && finished.ended.signal == 9 {
+        let finished = finished.into_iter().collect::<Result<Vec<_>>>()?;
+        if oom_kills > 0 && finished.iter().any(|finished| finished.ended.signal == 9) {
             continue;
         }
-        let mut sample = sample(job, &finished).with_context(|| format!("under swap to {kind}"))?;
+        let samples = finished.iter().map(|finished| sample(job, finished)).collect::<Result<Vec<_>>>();
+        let samples = samples.with_context(|| format!("under swap to {kind}"))?;
+        let together = samples.into_iter().map(Ok).reduce(|one, other| company::together(one?, other?));
+        let mut sample = together.context("no program ran")??;
         let swapping_expected = job.near_bytes < job.data_bytes;
         ensure!(!swapping_expected || traffic.pages_out > 0, "the limit did not make the program swap to {kind}");
         let faults = sample.figures["faults_major"];

@@ -237,11 +237,12 @@ fn run_point(
             ContenderResult::new(name, status, samples.remove(name.as_str()).unwrap_or_default())
         })
         .collect();
+    let floor_ns = experiment.floor.as_ref().and_then(|floor| floor.ns(&point, &line.limits, line.machine.cores));
     Ok(PointResult {
         near_bytes: job.near_bytes,
         unit: workload.unit.into(),
-        floor_ns: experiment.floor.as_ref().and_then(|floor| floor.ns(&point, &line.limits, line.machine.cores)),
-        ratios: ratios(&contenders, &experiment.bars, &point),
+        floor_ns,
+        ratios: ratios(&contenders, &experiment.bars, &point, floor_ns),
         bounds: bar::bounds(&contenders, &experiment.bounds, &point),
         contenders,
         parameters: point,

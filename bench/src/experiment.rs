@@ -4,7 +4,7 @@
 //! swept values is a *point*. `[quick]` overrides some of them for a smoke run. A bar is the ratio that a contender must
 //! not exceed against a baseline.
 
-use crate::bar::{Bar, Bound, Mean, Quorum};
+use crate::bar::{Bar, Bound, FLOOR, Mean, Quorum, listed};
 use crate::overuse::Overuse;
 use crate::workload::Workload;
 use anyhow::{Context, Result, bail, ensure};
@@ -216,6 +216,7 @@ const PARAMETERS: &[&str] = &[
     "graph",
     "region_kib",
     "processors",
+    "switches",
 ];
 /// Most points of one experiment, so that a typing error does not run for a day.
 const POINTS_MAX: usize = 64;
@@ -244,9 +245,10 @@ impl Experiment {
             ensure!(self.limits.contains(limit), "`floor` names {limit}, which is not among `limits`");
         }
         for bar in &self.bars {
-            for side in bar.opponents().chain([bar.of.as_str()]) {
+            for side in bar.opponents().chain([bar.of.as_str()]).chain(bar.excess_over.as_deref()) {
                 let is_known = self.contenders.iter().any(|name| name == side);
-                ensure!(is_known, "a bar speaks of {side}, which is not among the contenders");
+                let is_floor = bar.to == FLOOR && side == FLOOR && self.floor.is_some() && bar.figure.is_none();
+                ensure!(is_known || is_floor, "a bar speaks of {side}, which is not among the contenders");
             }
             ensure!(
                 bar.at_most > 0.0 && bar.aim.is_none_or(|aim| aim <= bar.at_most),
@@ -265,11 +267,11 @@ impl Experiment {
             ensure!(covered, "a bound's `where` matches no point");
         }
         for quorum in &self.quorums {
-            ensure!(
-                self.contenders.contains(&quorum.of),
-                "a quorum speaks of {}, which is not among the contenders",
-                quorum.of
-            );
+            for side in quorum.to.as_deref().into_iter().flat_map(listed).chain([quorum.of.as_str()]) {
+                let is_known = self.contenders.iter().any(|name| name == side);
+                ensure!(is_known, "a quorum speaks of {side}, which is not among the contenders");
+            }
+            ensure!(quorum.to.is_some() || quorum.figure.is_some(), "a quorum needs a `figure`, or `to`");
             ensure!(quorum.share > 0.0 && quorum.share <= 1.0, "a quorum's `share` must be above 0 and at most 1");
             let covered = self.points(false)?.iter().any(|point| quorum.covers(point));
             ensure!(covered, "a quorum's `where` matches no point");
@@ -278,6 +280,8 @@ impl Experiment {
             ensure!(self.contenders.contains(side), "a mean speaks of {side}, which is not among the contenders");
         }
         for mean in &self.means {
+            let is_below = mean.at_most.is_none_or(|at_most| mean.aim.is_none_or(|aim| aim <= at_most));
+            ensure!(is_below, "a mean's `aim` exceeds `at_most`");
             let points = self.points(false)?;
             let mut covered = points.iter().filter(|point| mean.covers(point));
             ensure!(covered.all(|point| points.contains(&mean.opposite(point))), "a mean's `against` matches no point");
@@ -579,6 +583,8 @@ mod tests {
         check("[\"native\", \"swap-zram\"]", "[\"native\"]", "baseline");
         check("[\"native\", \"swap-zram\"]", "[\"native\", \"swap-zram\", \"memcached\"]", "memcached");
         check("to = \"swap-zram\"", "to = \"swap-zram or swap-fire\"", "a bar speaks of swap-fire");
+        check("to = \"swap-zram\"", "to = \"floor\"", "a bar speaks of floor");
+        check("to = \"swap-zram\"", "to = \"swap-zram\"\nexcess_over = \"heap\"", "a bar speaks of heap");
         check("where = { threads = 2 }", "where = { threads = 3 }", "matches no point");
         check("[quick.parameters]\n        data_mib = 64", "[quick.parameters]\n        ops = 1", "ops");
         check("[quick.parameters]", "[each.scan]\n ops = 1\n[quick.parameters]", "`each` overrides ops");
@@ -590,6 +596,9 @@ mod tests {
         };
         check("[quick.parameters]", &quorum(9.0), "`share` must be above 0");
         check("[quick.parameters]", &quorum(0.9).replace("\"native\"", "\"heap\""), "a quorum speaks of heap");
+        check("[quick.parameters]", &quorum(0.9).replace("figure = \"x\"", ""), "a quorum needs a `figure`, or `to`");
+        let ratio = quorum(0.9).replace("figure = \"x\"", "to = \"native or heap\"");
+        check("[quick.parameters]", &ratio, "a quorum speaks of heap");
         check("[quick.parameters]", "[each.scam]\n data_mib = 64\n[quick.parameters]", "scam");
         let missed = "[missed]\n\"native / swap-file\" = \"Why.\"\n[quick.parameters]";
         check("[quick.parameters]", missed, "which no bar does; bars speak of \"native / swap-zram\"");

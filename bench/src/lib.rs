@@ -35,6 +35,7 @@ mod serve;
 mod server;
 mod spill;
 pub mod stats;
+mod stored;
 mod swap;
 mod switching;
 mod sys;

@@ -1,9 +1,9 @@
 //! One run of one experiment is one JSON line; this is its schema.
 
-use crate::bar::{Bar, BoundResult, MeanResult, QuorumResult, sides};
+use crate::bar::{Bar, BoundResult, FLOOR, MeanResult, QuorumResult, listed, sides};
 use crate::experiment::Point;
 use crate::machine::Machine;
-use crate::stats::{Ratio, Summary, ratio, summary};
+use crate::stats::{Ratio, Summary, excess, ratio, summary};
 use crate::workload::Phase;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -139,6 +139,9 @@ pub struct RatioResult {
     /// The figure that is compared instead of the time of an operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figure: Option<String>,
+    /// The contender that both are compared with first: the ratio is of what they take more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excess_over: Option<String>,
     /// Below one: `of` is faster.
     #[serde(flatten)]
     pub ratio: Ratio,
@@ -159,7 +162,7 @@ impl RatioResult {
 
     /// What is compared.
     pub(crate) fn sides(&self) -> String {
-        sides(&self.of, &self.to, self.figure.as_deref())
+        sides(&self.of, &self.to, self.figure.as_deref(), self.excess_over.as_deref())
     }
 
     /// What to say of the bar. `None` without a bar.
@@ -200,49 +203,82 @@ impl ContenderResult {
     }
 }
 
-/// Compares every Farfield contender with every other kind; where a bar speaks of a pair, it is attached. Figures are compared where a bar
-/// speaks of one, and the best of several contenders where a bar speaks of them.
-pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point) -> Vec<RatioResult> {
+/// Returns the contender with the least median, of those in a list such as `A or B` that ran and have the figure.
+pub(crate) fn fastest<'a>(
+    contenders: &'a [ContenderResult],
+    names: &str,
+    figure: Option<&str>,
+) -> Option<&'a ContenderResult> {
+    let median = |contender: &ContenderResult| Some(summary(&contender.values(figure)?)?.median);
+    let named = contenders.iter().filter(|c| c.status == Status::Ok && listed(names).any(|name| name == c.name));
+    let measured = named.filter_map(|contender| Some((contender, median(contender)?)));
+    Some(measured.min_by(|(_, one), (_, other)| one.total_cmp(other))?.0)
+}
+
+/// Compares every Farfield contender with every other kind, and whatever a bar speaks of. Bars are attached.
+pub fn ratios(contenders: &[ContenderResult], bars: &[Bar], point: &Point, floor_ns: Option<f64>) -> Vec<RatioResult> {
     let ours = |name: &str| name.starts_with("farfield") || name.starts_with("heap");
-    let mut ratios = Vec::new();
-    let mut compare = |of: &ContenderResult, to: &ContenderResult, figure: Option<&str>, bar: Option<&Bar>| {
-        let values = of.values(figure).zip(to.values(figure));
-        if let Some(ratio) = values.and_then(|(of, to)| ratio(&of, &to)) {
-            ratios.push(RatioResult {
-                of: of.name.clone(),
-                to: bar.map_or(&to.name, |bar| &bar.to).clone(),
-                figure: figure.map(str::to_owned),
-                ratio,
-                over_budget: of.over_budget(),
-                bar: bar.cloned(),
-            });
-        }
-    };
     let ran = || contenders.iter().filter(|contender| contender.status == Status::Ok);
+    let mut ratios = Vec::new();
     for of in ran() {
         for to in ran() {
-            let own = |bar: &&Bar| bar.covers(&of.name, &to.name, point);
-            let (of_figures, of_time): (Vec<&Bar>, Vec<&Bar>) =
-                bars.iter().filter(own).partition(|bar| bar.figure.is_some());
-            if (ours(&of.name) && !ours(&to.name)) || !of_time.is_empty() {
-                compare(of, to, None, of_time.first().copied());
+            let (own, of_time): (Vec<&Bar>, Vec<&Bar>) = bars
+                .iter()
+                .filter(|bar| bar.covers(&of.name, &to.name, point))
+                .partition(|bar| bar.figure.is_some() || bar.excess_over.is_some());
+            if let Some(bar) = of_time.first() {
+                ratios.extend(RatioResult::of_bar(bar, of, contenders, floor_ns));
+            } else if ours(&of.name) && !ours(&to.name) {
+                ratios.extend(RatioResult::of_times(of, to));
             }
-            for bar in of_figures {
-                compare(of, to, bar.figure.as_deref(), Some(bar));
-            }
+            ratios.extend(own.iter().filter_map(|bar| RatioResult::of_bar(bar, of, contenders, floor_ns)));
         }
-        let of_several = |bar: &&Bar| bar.opponents().count() > 1 && bar.covers(&of.name, &bar.to, point);
-        for bar in bars.iter().filter(of_several) {
-            let figure = bar.figure.as_deref();
-            let median = |to: &ContenderResult| Some(summary(&to.values(figure)?)?.median);
-            let opponents = ran().filter(|to| bar.opponents().any(|name| name == to.name));
-            let measured = opponents.filter_map(|to| Some((to, median(to)?)));
-            if let Some((best, _)) = measured.min_by(|(_, one), (_, other)| one.total_cmp(other)) {
-                compare(of, best, figure, Some(bar));
-            }
-        }
+        let is_over_no_contender = |bar: &&Bar| bar.opponents().count() > 1 || bar.to == FLOOR;
+        let others = bars.iter().filter(is_over_no_contender).filter(|bar| bar.covers(&of.name, &bar.to, point));
+        ratios.extend(others.filter_map(|bar| RatioResult::of_bar(bar, of, contenders, floor_ns)));
     }
     ratios
+}
+
+impl RatioResult {
+    /// Compares the times of two contenders that no bar speaks of.
+    fn of_times(of: &ContenderResult, to: &ContenderResult) -> Option<RatioResult> {
+        Some(RatioResult {
+            of: of.name.clone(),
+            to: to.name.clone(),
+            figure: None,
+            excess_over: None,
+            ratio: ratio(&of.values(None)?, &to.values(None)?)?,
+            over_budget: of.over_budget(),
+            bar: None,
+        })
+    }
+
+    /// Compares what a bar speaks of; `None` if that was not measured.
+    fn of_bar(
+        bar: &Bar,
+        of: &ContenderResult,
+        contenders: &[ContenderResult],
+        floor_ns: Option<f64>,
+    ) -> Option<RatioResult> {
+        let figure = bar.figure.as_deref();
+        let own = of.values(figure)?;
+        let values = |names: &str| fastest(contenders, names, figure)?.values(figure);
+        let to = if bar.to == FLOOR { vec![floor_ns?; own.len()] } else { values(&bar.to)? };
+        let ratio = match &bar.excess_over {
+            Some(base) => excess(&own, &to, &values(base)?)?,
+            None => ratio(&own, &to)?,
+        };
+        Some(RatioResult {
+            of: of.name.clone(),
+            to: bar.to.clone(),
+            figure: bar.figure.clone(),
+            excess_over: bar.excess_over.clone(),
+            ratio,
+            over_budget: of.over_budget(),
+            bar: Some(bar.clone()),
+        })
+    }
 }
 
 /// Name of the results file of an experiment.
@@ -325,12 +361,13 @@ mod tests {
             of: "farfield".into(),
             to: "swap-zram".into(),
             figure: None,
+            excess_over: None,
             at_most: 0.5,
             aim: None,
             at: Point::new(),
         };
         let contenders = [contender("native", &[1.0]), contender("swap-zram", &[10.0]), contender("farfield", &[6.0])];
-        let ratios = ratios(&contenders, &[bar], &Point::new());
+        let ratios = ratios(&contenders, &[bar], &Point::new(), None);
         let pairs: Vec<_> = ratios.iter().map(|r| (r.of.as_str(), r.to.as_str(), r.passes())).collect();
         assert_eq!(pairs, [("farfield", "native", None), ("farfield", "swap-zram", Some(false))]);
     }
@@ -341,6 +378,7 @@ mod tests {
             of: "farfield".into(),
             to: "farfield-tcp".into(),
             figure: figure.map(String::from),
+            excess_over: None,
             at_most,
             aim: None,
             at: Point::new(),
@@ -349,7 +387,7 @@ mod tests {
         tcp.samples[0].figures.insert("faults".into(), 60.0);
         let contenders = [tcp, contender("farfield", &[15.0])];
         let bars = [bar(Some("faults"), 0.5), bar(None, 1.0), bar(Some("pauses"), 1.0)];
-        let found: Vec<_> = ratios(&contenders, &bars, &Point::new())
+        let found: Vec<_> = ratios(&contenders, &bars, &Point::new(), None)
             .iter()
             .map(|found| (found.sides(), found.ratio.ratio, found.passes()))
             .collect();
@@ -360,10 +398,10 @@ mod tests {
     #[test]
     fn a_bar_over_several_contenders_is_over_the_best_that_ran() {
         let to = "java-zgc or java-g1 or java-shenandoah";
-        let bar = Bar { of: "heap".into(), to: to.into(), figure: None, at_most: 0.5, aim: None, at: Point::new() };
+        let bar: Bar = toml::from_str(&format!("of = 'heap'\nto = '{to}'\nat_most = 0.5")).unwrap();
         let judged = |others: &[ContenderResult]| -> Vec<(f64, Option<bool>)> {
             let contenders = [&[contender("heap", &[4.0])], others].concat();
-            let found = ratios(&contenders, std::slice::from_ref(&bar), &Point::new());
+            let found = ratios(&contenders, std::slice::from_ref(&bar), &Point::new(), None);
             found.iter().filter(|found| found.bar.is_some()).map(|found| (found.ratio.ratio, found.passes())).collect()
         };
         let (slow, fast) = (contender("java-g1", &[16.0]), contender("java-shenandoah", &[5.0]));
@@ -375,11 +413,37 @@ mod tests {
     }
 
     #[test]
+    fn an_excess_stands_beside_the_ratio_and_a_floor_is_no_contender() {
+        let bars = [
+            "to = 'swap-zram'\nexcess_over = 'native'\nat_most = 0.35",
+            "to = 'floor'\nat_most = 1.5",
+            "to = 'swap-zram'\nat_most = 0.5",
+        ];
+        let bars = bars.map(|bar| toml::from_str::<Bar>(&format!("of = 'farfield'\n{bar}")).unwrap());
+        let check = |native: f64, floor_ns, expected: &[(&str, f64, bool)]| {
+            let contenders =
+                [contender("native", &[native]), contender("swap-zram", &[20.0]), contender("farfield", &[12.0])];
+            let found = ratios(&contenders, &bars, &Point::new(), floor_ns);
+            let judged = found.iter().filter_map(|found| Some((found.sides(), found.ratio.ratio, found.passes()?)));
+            let expected = expected.iter().map(|(sides, ratio, passes)| (sides.to_string(), *ratio, *passes));
+            assert_eq!(judged.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        };
+        let (plain, excess) = ("farfield / swap-zram", "farfield / swap-zram, excess over native");
+        let (time, floor) = ((plain, 0.6, false), ("farfield / floor", 1.5, true));
+        check(10.0, Some(8.0), &[time, (excess, 0.2, true), floor]);
+        check(4.0, Some(6.0), &[time, (excess, 0.5, false), ("farfield / floor", 2.0, false)]);
+        check(20.0, None, &[time]);
+        // At a floor of nothing there is nothing to compare with.
+        check(30.0, Some(0.0), &[time]);
+    }
+
+    #[test]
     fn one_sample_over_budget_spoils_the_bar() {
         let bar = Bar {
             of: "farfield".into(),
             to: "swap-zram".into(),
             figure: None,
+            excess_over: None,
             at_most: 0.5,
             aim: None,
             at: Point::new(),
@@ -387,7 +451,7 @@ mod tests {
         let mut ours = contender("farfield", &[1.0, 1.0]);
         let check = |ours: &ContenderResult, passes: bool| {
             let swap = contender("swap-zram", &[10.0, 10.0]);
-            let ratios = ratios(&[swap, ours.clone()], std::slice::from_ref(&bar), &Point::new());
+            let ratios = ratios(&[swap, ours.clone()], std::slice::from_ref(&bar), &Point::new(), None);
             assert_eq!(ratios[0].passes(), Some(passes), "{:?}", ratios[0].verdict());
         };
         check(&ours, true);
@@ -401,6 +465,6 @@ mod tests {
     fn contender_that_failed_has_no_ratio() {
         let mut failed = contender("farfield", &[1.0]);
         failed.status = Status::Failed { why: "x".into() };
-        assert!(ratios(&[failed, contender("swap-zram", &[2.0])], &[], &Point::new()).is_empty());
+        assert!(ratios(&[failed, contender("swap-zram", &[2.0])], &[], &Point::new(), None).is_empty());
     }
 }

@@ -53,6 +53,7 @@ const FIGURES: &[(&str, &str, f64)] = &[
     ("huge_bytes", "in huge pages MiB", 1048576.0),
     ("pool_moves", "moves", 1.0),
     ("near_share", "near share", 1.0),
+    ("stored_bytes_per_page", "bytes per page", 1.0),
     ("over_best", "over the best", 1.0),
     ("cpu_user_s", "CPU user s", 1.0),
     ("cpu_system_s", "CPU system s", 1.0),
@@ -87,7 +88,7 @@ pub fn all_bars_held(experiment: &Experiment, line: &Line) -> bool {
         let mut bars = experiment.bars.iter().filter(|bar| bar.covers(&bar.of, &bar.to, &point.parameters));
         let mut bounds = experiment.bounds.iter().filter(|bound| bound.covers(&bound.of, &point.parameters));
         bars.all(|bar| {
-            let is_of_bar = |r: &&RatioResult| r.of == bar.of && r.to == bar.to && r.figure == bar.figure;
+            let is_of_bar = |r: &&RatioResult| r.bar.is_some() && r.sides() == bar.sides();
             let found = point.ratios.iter().find(is_of_bar);
             found.is_some_and(|r| r.passes() == Some(true))
         }) && bounds.all(|bound| point.bounds.iter().any(|found| found.bound == *bound && found.passes()))
@@ -132,18 +133,15 @@ pub fn summary(line: &Line) -> String {
             (Some(passes), Some(at_most)) => format!("  {}, at most {at_most}", verdict(passes)),
             _ => String::new(),
         };
+        let judged = format!("{judged}{}", mean.aim.map_or(String::new(), |aim| format!("  aim {aim}")));
         let source = mean.source.as_ref().map_or(String::new(), |source| format!("{source}: "));
         writeln!(out, "  {source}{}, mean of {}: {value}{judged}", mean.sides(), mean.covered()).ok();
     }
     for found in &line.quorums {
-        let (quorum, passes, of) = (&found.quorum, verdict(found.passes()), &found.quorum.of);
+        let (quorum, passes) = (&found.quorum, verdict(found.passes()));
         let points = format!("at {} of {} points", found.held, found.points);
-        writeln!(
-            out,
-            "  {of} {} at most {} {points}  {passes}, at least {}",
-            quorum.figure, quorum.at_most, quorum.share
-        )
-        .ok();
+        let (measured, at_most, share) = (quorum.measured(), quorum.at_most, quorum.share);
+        writeln!(out, "  {measured} at most {at_most} {points}  {passes}, at least {share}").ok();
     }
     if let Some(why) = &line.baseline_why {
         writeln!(out, "  baseline: unavailable: {why}").ok();
@@ -400,7 +398,8 @@ fn means(out: &mut String, line: &Line) {
     for found in said {
         let value = found.ratio.map_or("–".into(), |value| format!("{value:.3}"));
         let source = found.mean.source.as_deref().unwrap_or_default();
-        writeln!(out, "| {} | {source} | {} | {value} |", found.mean.covered(), found.mean.sides()).ok();
+        let aim = found.mean.aim.map_or(String::new(), |aim| format!(" (aim {aim})"));
+        writeln!(out, "| {} | {source} | {} | {value}{aim} |", found.mean.covered(), found.mean.sides()).ok();
     }
 }
 
@@ -626,8 +625,8 @@ mod tests {
 
     #[test]
     fn a_quorum_is_said_and_judged() {
-        let quorum =
-            Quorum { of: "farfield".into(), figure: "over_best".into(), at_most: 1.05, share: 0.9, at: Point::new() };
+        let text = "of = 'farfield'\nfigure = 'over_best'\nat_most = 1.05\nshare = 0.9";
+        let quorum: Quorum = toml::from_str(text).unwrap();
         let mut experiment = built_in::all().unwrap().into_iter().find(|e| e.name == "paging/random").unwrap();
         (experiment.bars, experiment.quorums) = (vec![], vec![quorum.clone()]);
         let mut line = fixture();

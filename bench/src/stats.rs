@@ -54,6 +54,12 @@ pub fn ratio(of: &[f64], to: &[f64]) -> Option<Ratio> {
     Some(Ratio { ratio: mine.median / theirs.median, low: pairs.min, high: pairs.max })
 }
 
+/// Compares what `of` takes more than `base` with what `to` takes more than it. `None` unless `to` takes more each time.
+pub fn excess(of: &[f64], to: &[f64], base: &[f64]) -> Option<Ratio> {
+    let over = |times: &[f64]| times.iter().zip(base).map(|(time, base)| time - base).collect::<Vec<_>>();
+    ratio(&over(of), &over(to))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +85,18 @@ mod tests {
         assert_eq!(summary(&[1.0, f64::NAN]), None);
         assert_eq!(ratio(&[1.0], &[0.0]), None);
         assert_eq!(ratio(&[1.0], &[]), None);
+    }
+
+    #[test]
+    fn an_excess_leaves_out_what_the_program_takes_alone() {
+        let check = |of: &[f64], expected: Option<f64>| {
+            assert_eq!(excess(of, &[140.0, 160.0, 180.0], &[80.0, 80.0, 100.0]).map(|r| r.ratio), expected, "{of:?}");
+        };
+        check(&[100.0, 100.0, 120.0], Some(0.25));
+        check(&[80.0, 80.0, 90.0], Some(0.0));
+        assert_eq!(excess(&[2.0, 2.0], &[3.0, 1.0], &[1.0, 1.0]), None, "nothing to compare with, once");
+        let paired = excess(&[20.0, 40.0], &[30.0, 60.0], &[10.0, 20.0]).unwrap();
+        assert_eq!((paired.ratio, paired.low, paired.high), (0.5, 0.5, 0.5));
     }
 
     #[test]

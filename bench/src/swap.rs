@@ -103,26 +103,50 @@ pub(crate) fn zram_remove(id: u32) -> io::Result<()> {
     fs::write("/sys/class/zram-control/hot_remove", id.to_string())
 }
 
+/// A zram device of our own. It ends with the [`Undo`] that it was noted in.
+pub(crate) struct ZramDevice(u32);
+
+impl ZramDevice {
+    /// Sets up a free device for so many bytes.
+    pub(crate) fn new(bytes: u64, undo: &mut Undo<'_>) -> Result<ZramDevice> {
+        let id = zram_acquire(undo)?;
+        undo.note(Step::Zram(id))?;
+        fs::write(zram_folder(id).join("disksize"), bytes.to_string())
+            .with_context(|| format!("zram{id} refuses a size of {bytes} bytes"))?;
+        Ok(ZramDevice(id))
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/zram{}", self.0))
+    }
+
+    /// Bytes of memory that its store takes now.
+    pub(crate) fn stored_bytes(&self) -> Option<u64> {
+        self.memory(2)
+    }
+
+    /// Returns a field of the memory statistics.
+    fn memory(&self, field: usize) -> Option<u64> {
+        let text = fs::read_to_string(zram_folder(self.0).join("mm_stat")).ok()?;
+        text.split_whitespace().nth(field)?.parse().ok()
+    }
+}
+
 /// An active swap area. It ends with the [`Undo`] that it was noted in.
 pub(crate) struct Area {
     /// `zram lzo-rle` or `file ext4`.
     pub(crate) kind: String,
-    zram: Option<u32>,
+    zram: Option<ZramDevice>,
 }
 
 impl Area {
     /// Swaps to a free zram device.
     pub(crate) fn zram(bytes: u64, undo: &mut Undo<'_>) -> Result<Area> {
         ensure_none_active()?;
-        let id = zram_acquire(undo)?;
-        let folder = zram_folder(id);
-        undo.note(Step::Zram(id))?;
-        fs::write(folder.join("disksize"), bytes.to_string())
-            .with_context(|| format!("zram{id} refuses a size of {bytes} bytes"))?;
-        let device = PathBuf::from(format!("/dev/zram{id}"));
-        let algorithms = fs::read_to_string(folder.join("comp_algorithm")).unwrap_or_default();
-        start(&device, bytes, undo)?;
-        Ok(Area { kind: format!("zram {}", chosen(&algorithms)), zram: Some(id) })
+        let device = ZramDevice::new(bytes, undo)?;
+        let algorithms = fs::read_to_string(zram_folder(device.0).join("comp_algorithm")).unwrap_or_default();
+        start(&device.path(), bytes, undo)?;
+        Ok(Area { kind: format!("zram {}", chosen(&algorithms)), zram: Some(device) })
     }
 
     /// Swaps to a file at `path`, made without holes.
@@ -146,8 +170,7 @@ impl Area {
 
     /// Most bytes of memory that the compressed store took, for zram.
     pub(crate) fn store_peak_bytes(&self) -> Option<u64> {
-        let text = fs::read_to_string(zram_folder(self.zram?).join("mm_stat")).ok()?;
-        text.split_whitespace().nth(4)?.parse().ok()
+        self.zram.as_ref()?.memory(4)
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn heap(far: Far, job: &Job<'_>) -> Result<Sample> {
     Ok(sample)
 }
 
-/// `farfield run`, and `farfield pool switch` when the program asks for it.
+/// `farfield run`, and `farfield pool switch` each time the program asks for it: to the second server, and back.
 pub(crate) fn run(far: Far, job: &Job<'_>) -> Result<Sample> {
     let [from, to] = servers(far, job)?;
     let folder = job.scratch.join("handshake");
@@ -32,7 +32,7 @@ pub(crate) fn run(far: Far, job: &Job<'_>) -> Result<Sample> {
     let told = Job { arguments: &arguments, ..*job };
     let is_over = AtomicBool::new(false);
     let sample = std::thread::scope(|scope| {
-        let switcher = scope.spawn(|| switch_when_asked(binary(job)?, &folder, &to.url, &is_over));
+        let switcher = scope.spawn(|| switch_when_asked(binary(job)?, &folder, [&to.url, &from.url], &is_over));
         let sample = job_on(Some(&from.url), &told);
         is_over.store(true, Ordering::Release);
         let switched = switcher.join().expect("it does not panic");
@@ -55,18 +55,32 @@ pub(crate) fn add_servers(sample: &mut Sample, servers: [Server; 2]) {
     sample.figures.insert("server_cpu_s".into(), seconds);
 }
 
-/// Waits until the program asks, and answers.
-fn switch_when_asked(binary: &Path, folder: &Path, url: &str, is_over: &AtomicBool) -> Result<()> {
-    let pid = loop {
-        if let Ok(pid) = fs::read_to_string(folder.join("begin")) {
-            break pid;
-        }
-        ensure!(!is_over.load(Ordering::Acquire), "the program never asked for a switch");
-        std::thread::sleep(LOOK);
-    };
-    let output = Command::new(binary).args(["pool", "switch", &pid, url]).output().context("farfield pool")?;
-    let said = if output.status.success() { "ok".into() } else { String::from_utf8_lossy(&output.stderr) };
-    fs::write(folder.join("end.new"), said.as_ref())?;
-    fs::rename(folder.join("end.new"), folder.join("end"))?;
+/// Switches to each of these pools in turn whenever the program asks, until it has ended.
+fn switch_when_asked(binary: &Path, folder: &Path, urls: [&str; 2], is_over: &AtomicBool) -> Result<()> {
+    let mut switches = 0;
+    while let Some(pid) = wait_until_asked(folder, is_over) {
+        let url = urls[switches % urls.len()];
+        let output = Command::new(binary).args(["pool", "switch", &pid, url]).output().context("farfield pool")?;
+        let said = if output.status.success() { "ok".into() } else { String::from_utf8_lossy(&output.stderr) };
+        // The program may ask again as soon as it has the answer.
+        fs::remove_file(folder.join("begin"))?;
+        fs::write(folder.join("end.new"), said.as_ref())?;
+        fs::rename(folder.join("end.new"), folder.join("end"))?;
+        switches += 1;
+    }
+    ensure!(switches > 0, "the program never asked for a switch");
     Ok(())
+}
+
+/// Returns the number of the process that asks; `None` if it has ended.
+fn wait_until_asked(folder: &Path, is_over: &AtomicBool) -> Option<String> {
+    loop {
+        if let Ok(pid) = fs::read_to_string(folder.join("begin")) {
+            return Some(pid);
+        }
+        if is_over.load(Ordering::Acquire) {
+            return None;
+        }
+        std::thread::sleep(LOOK);
+    }
 }

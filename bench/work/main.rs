@@ -169,9 +169,18 @@ struct Options {
     /// for `shift` and `walk` client:URL, server:URL or auto:URL; for `plain` loop: or function:.
     #[arg(long)]
     peer: Option<String>,
+    /// 1: the contents of `pages` pack about 3 to 1; 0: they are noise.
+    #[arg(long, default_value_t = 0)]
+    compressible: u64,
+    /// Where `pages` writes all pages, in order, instead of into a pool: a file or a block device.
+    #[arg(long)]
+    dump: Option<std::path::PathBuf>,
     /// The pool to which `switch` moves the heap's far memory.
     #[arg(long)]
     to: Option<String>,
+    /// How often it moves, to that pool and back.
+    #[arg(long, default_value_t = 1)]
+    switches: u64,
     /// Where `switch` asks for such a move, without a heap: a folder.
     #[arg(long)]
     handshake: Option<String>,

@@ -1,4 +1,5 @@
-//! Pages in random order while everything that is far moves to another pool: what an access takes before the switch, during it and afterwards.
+//! Pages in random order while everything that is far moves to another pool, once or to and fro: what an access takes before the switch,
+//! during it and afterwards, and whether a write is lost.
 //!
 //! A program with a far heap begins the switch itself. Under `farfield run` it asks whoever has started it, by files in a folder: `begin`
 //! names the process, `end` says how it went. Whoever has neither makes as many accesses in each phase.
@@ -30,7 +31,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
             let to = options.to.as_deref().context("--to is missing")?;
             let make = |index| heap.alloc(page(index, options.seed)).map_err(FarError::from);
             let pages = (0..count).map(make).collect::<Result<Vec<_>, _>>()?;
-            phases(&mut outcome, options, Far(&heap, pages), Mover::Heap { heap: &heap, to, switch: None })?;
+            let from = options.pool.as_deref().context("--pool is missing")?;
+            let mover = Mover::Heap { heap: &heap, urls: [to, from], switch: None };
+            phases(&mut outcome, options, Far(&heap, pages), mover)?;
             figures_of(&mut outcome, &heap.stats(), count * 12);
         }
     }
@@ -95,16 +98,26 @@ impl Pages for Far<'_> {
 /// Who carries out the switch.
 enum Mover<'a> {
     Nobody,
-    Heap { heap: &'a Heap, to: &'a str, switch: Option<PoolSwitch> },
+    /// To each of these pools in turn.
+    Heap {
+        heap: &'a Heap,
+        urls: [&'a str; 2],
+        switch: Option<PoolSwitch>,
+    },
     Driver(&'a Path),
 }
 
 impl Mover<'_> {
-    fn begin(&mut self) -> Result<()> {
+    /// Begins the switch of this number.
+    fn begin(&mut self, number: u64) -> Result<()> {
         match self {
             Mover::Nobody => {}
-            Mover::Heap { heap, to, switch } => *switch = Some(heap.switch_pool(*to)?),
+            Mover::Heap { heap, urls, switch } => {
+                *switch = Some(heap.switch_pool(urls[(number % 2) as usize])?);
+            }
             Mover::Driver(folder) => {
+                // The answer to the switch before; there is none at first.
+                fs::remove_file(folder.join("end")).ok();
                 // Whoever reads it finds all of it.
                 fs::write(folder.join("begin.new"), std::process::id().to_string())?;
                 fs::rename(folder.join("begin.new"), folder.join("begin"))?;
@@ -134,17 +147,19 @@ impl Mover<'_> {
 fn phases(outcome: &mut Outcome, options: &Options, pages: impl Pages, mut mover: Mover<'_>) -> Result<()> {
     let count = options.data_bytes() / 4096;
     let random = Random::new(options.seed);
-    let mut walk = Walk { pages, random, writes: vec![0; count as usize], errors: 0, seed: options.seed };
+    let mut walk = Walk { pages, random, writes: vec![0; count as usize], errors: 0, lost: 0, seed: options.seed };
     let share = options.write_percent;
     // What is near in the beginning was filled last.
     walk.accesses(&mut Times::new(), share, options.ops, || Ok(false))?;
     let mut times = [Times::new(), Times::new(), Times::new()];
     let [before, during, after] = &mut times;
     outcome.phase("before", options.ops, || walk.accesses(before, share, options.ops, || Ok(false)))?;
-    mover.begin()?;
-    let most = if matches!(mover, Mover::Nobody) { options.ops } else { u64::MAX };
+    let (most, switches) = if matches!(mover, Mover::Nobody) { (options.ops, 1) } else { (u64::MAX, options.switches) };
     let started = now_ns();
-    walk.accesses(during, share, most, || mover.is_over())?;
+    for number in 0..switches {
+        mover.begin(number)?;
+        walk.accesses(during, share, most, || mover.is_over())?;
+    }
     let took_ns = now_ns() - started;
     outcome.timed("during", during.count, took_ns);
     outcome.phase("after", options.ops, || walk.accesses(after, share, options.ops, || Ok(false)))?;
@@ -156,10 +171,13 @@ fn phases(outcome: &mut Outcome, options: &Options, pages: impl Pages, mut mover
     let [before, during, after] = times.map(|times| times.percentile(0.99) as f64);
     outcome.figure("p99_during_over_before", during / before);
     outcome.figure("p99_after_over_before", after / before);
-    outcome.figure("switch_s", took_ns as f64 / 1e9);
-    outcome.figure("data_bytes_per_switch_s", options.data_bytes() as f64 / (took_ns as f64 / 1e9));
+    let switch_s = took_ns as f64 / 1e9 / switches as f64;
+    outcome.figure("switches", switches as f64);
+    outcome.figure("switch_s", switch_s);
+    outcome.figure("data_bytes_per_switch_s", options.data_bytes() as f64 / switch_s);
     let sum =
         (0..count).try_fold(0u64, |sum, index| Ok::<_, FarError>(sum.wrapping_add(walk.check(index as usize)?)))?;
+    outcome.figure("lost_writes", walk.lost as f64);
     outcome.checked(sum, walk.errors);
     Ok(())
 }
@@ -170,6 +188,8 @@ struct Walk<P> {
     random: Random,
     writes: Vec<u32>,
     errors: u64,
+    /// Of these, how often a page had fewer writes than were made.
+    lost: u64,
     seed: u64,
 }
 
@@ -198,8 +218,10 @@ impl<P: Pages> Walk<P> {
     }
 
     fn seen(&mut self, index: usize, (writes, last): (u64, u64)) {
-        let is_right = writes == u64::from(self.writes[index]) && last == pattern(index as u64, self.seed);
+        let made = u64::from(self.writes[index]);
+        let is_right = writes == made && last == pattern(index as u64, self.seed);
         self.errors += u64::from(!is_right);
+        self.lost += u64::from(writes < made);
     }
 
     /// In the end; the same whoever has the pages and however long the switch took.
@@ -253,7 +275,37 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    //! Guards against percentiles that are wrong, and against a lost write that nobody counts.
     use super::*;
+
+    /// Pages that forget a write.
+    struct Forgetful(Vec<u64>, u64);
+
+    impl Pages for Forgetful {
+        fn read(&mut self, index: usize) -> Result<(u64, u64), FarError> {
+            Ok((self.0[index], pattern(index as u64, 7)))
+        }
+
+        fn write(&mut self, index: usize) -> Result<(u64, u64), FarError> {
+            let found = self.read(index)?;
+            self.1 = self.1.saturating_sub(1);
+            self.0[index] += u64::from(self.1 != 1);
+            Ok(found)
+        }
+    }
+
+    #[test]
+    fn a_write_that_is_lost_is_counted() {
+        let lost = |forgets: u64| {
+            let (pages, random) = (Forgetful(vec![0; 8], forgets), Random::new(3));
+            let mut walk = Walk { pages, random, writes: vec![0; 8], errors: 0, lost: 0, seed: 7 };
+            walk.accesses(&mut Times::new(), 100, 200, || Ok(false)).unwrap();
+            (0..8).for_each(|index| assert!(walk.check(index).is_ok()));
+            assert_eq!(walk.errors, walk.lost);
+            walk.lost > 0
+        };
+        assert!(!lost(0) && lost(200) && lost(100));
+    }
 
     #[test]
     fn percentiles_are_nearly_those_of_a_sorted_list() {
