@@ -1,14 +1,17 @@
 //! Scope at a node: what a task borrows shared objects in.
 
 use super::{ShareNode, WantedObject};
+use crate::arena::lock_word;
 use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
-use crate::message::LockEnd;
+use crate::message::{LockEnd, LockedType};
 use crate::task::UsedLoan;
+use crate::thin;
 use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
 use core::cell::{Cell, RefCell};
 use core::marker::PhantomData;
 use core::task::{Poll, Waker};
 use farfield_core::dsm::{BlockRights, BorrowRoot, OwnerWord};
+use farfield_core::lock::LockMode;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,9 +32,9 @@ pub struct Here<'n> {
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
-    /// Locks that the task holds, by number of the wait. All scopes of the task share them.
-    locks: Rc<RefCell<hashbrown::HashMap<u64, HeldLock>>>,
-    /// Number of the last lock that the task held when it lent something. All scopes of the task share it.
+    /// Locks that the task holds. All scopes of the task share them.
+    locks: Rc<RefCell<HeldLocks>>,
+    /// Number in the task of the last lock that it held when it lent something. All scopes of the task share it.
     lent_with: Rc<Cell<u64>>,
     /// Roots of what the task was lent.
     roots: Arc<[BorrowRoot]>,
@@ -43,12 +46,24 @@ fn wanted<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> WantedObjec
 }
 
 /// A lock that a task holds.
+#[derive(Clone, Copy)]
 pub(crate) struct HeldLock {
     pub(crate) word: OwnerWord,
-    /// End of the holding if the guard is forgotten.
-    pub(crate) forgotten: LockEnd,
+    /// Number of the holding at its home.
+    pub(crate) number: u64,
+    /// Whether the value is used in place.
+    pub(crate) is_here: bool,
     /// Whether the task may lend what the value owns, as a reader.
     pub(crate) may_lend: bool,
+    /// Says what the home has to know of the value.
+    pub(crate) locked: fn(&ShareNode) -> LockedType,
+}
+
+/// Locks that a task holds, by their numbers in the task: locks that are taken later have greater ones.
+#[derive(Default)]
+struct HeldLocks {
+    last: u64,
+    held: Vec<(u64, HeldLock)>,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -268,20 +283,47 @@ impl<'n> Here<'n> {
         self.loans.take()
     }
 
-    /// Records that the task holds a lock.
-    pub(crate) fn record_lock(&self, number: u64, held: HeldLock) {
-        self.locks.borrow_mut().insert(number, held);
+    /// Takes a lock of this node that is thin, and free for this mode. Returns the address of its value.
+    #[inline]
+    pub(crate) fn take_thin(&self, word: OwnerWord, mode: LockMode) -> Option<*mut u8> {
+        // A backup has to know the holders.
+        let address = self.writing_address(word)?;
+        // SAFETY: the word of a lock that was made here names a block of the arena, which is there as long as the node.
+        thin::take(unsafe { lock_word(address) }, word.colour(), mode).then_some(address)
+    }
+
+    /// Gives a lock of this node back that was taken while it was thin. Returns `false` if its holders are in the
+    /// table since.
+    #[inline]
+    pub(crate) fn release_thin(&self, word: OwnerWord, mode: LockMode) -> bool {
+        let Some(address) = self.writing_address(word) else { return false };
+        // SAFETY: as for `take_thin`.
+        thin::release(unsafe { lock_word(address) }, mode)
+    }
+
+    /// Records that the task holds a lock. Returns its number in the task.
+    #[inline]
+    pub(crate) fn record_lock(&self, held: HeldLock) -> u64 {
+        let mut locks = self.locks.borrow_mut();
+        locks.last += 1;
+        let number = locks.last;
+        locks.held.push((number, held));
+        number
     }
 
     /// Records that the task does not hold a lock any more.
+    #[inline]
     pub(crate) fn forget_lock(&self, number: u64) {
-        self.locks.borrow_mut().remove(&number);
+        let held = &mut self.locks.borrow_mut().held;
+        match held.last() {
+            Some((last, _)) if *last == number => held.truncate(held.len() - 1),
+            _ => held.retain(|(other, _)| *other != number),
+        }
     }
 
     /// Records that the task lends something: it may lie under the locks that the task holds now.
     pub(crate) fn note_loan(&self) {
-        // Locks that are taken later have greater numbers.
-        if let Some(last) = self.locks.borrow().keys().max() {
+        if let Some((last, _)) = self.locks.borrow().held.last() {
             self.lent_with.set(self.lent_with.get().max(*last));
         }
     }
@@ -297,7 +339,7 @@ impl<'n> Here<'n> {
     pub(crate) fn lend(&self) -> (BorrowRoot, Arc<[BorrowRoot]>) {
         let root = self.node.next_root();
         let locks = self.locks.borrow();
-        let read = locks.iter().filter(|(number, held)| held.may_lend && **number <= self.lent_with.get());
+        let read = locks.held.iter().filter(|(number, held)| held.may_lend && *number <= self.lent_with.get());
         let read = read.map(|(_, held)| BorrowRoot::of_lock(held.word));
         let all: BTreeSet<BorrowRoot> = self.roots.iter().copied().chain(read).chain([root]).collect();
         (root, all.into_iter().collect())
@@ -305,8 +347,9 @@ impl<'n> Here<'n> {
 
     /// Gives back the locks whose guards were forgotten.
     pub(crate) fn leave_locks(&self) {
-        for (number, HeldLock { word, forgotten, .. }) in self.locks.take() {
-            self.node.unlock(word, number, forgotten);
+        for (_, held) in core::mem::take(&mut self.locks.borrow_mut().held) {
+            let forgotten = if held.is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
+            self.node.unlock(held.word, held.number, forgotten, (held.locked)(self.node));
         }
     }
 
