@@ -1,5 +1,5 @@
-//! Copies that several threads want at the same time, in all interleavings, with loom. Locks have a model
-//! beside this one.
+//! Copies that several threads want at the same time, in all interleavings, with loom. Scopes that read them, and locks,
+//! have models beside this one.
 //!
 //! Danger: a version that is asked for twice; a thread, or a future, that nobody wakes when the copy is there; a
 //! thread that waits for one whose fetch has failed; bytes of copies that are counted for ever.
@@ -14,6 +14,8 @@ mod copies;
 mod lock_model;
 #[path = "../../core/tests/models/mod.rs"]
 mod models;
+#[path = "model/scopes.rs"]
+mod scope_model;
 #[path = "../src/thin.rs"]
 mod thin;
 

@@ -2,7 +2,7 @@
 
 use super::{ShareNode, WantedObject};
 use crate::arena::lock_word;
-use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
+use crate::copies::{CopyFlight, CopyLookup, ObjectCopy, ScopeCopies};
 use crate::message::{LockEnd, LockedType};
 use crate::task::UsedLoan;
 use crate::thin;
@@ -28,7 +28,7 @@ pub struct Here<'n> {
     write_tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
-    copies: RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>,
+    copies: ScopeCopies,
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
@@ -85,7 +85,7 @@ impl<'n> Here<'n> {
             tag: node.tag(),
             write_tag: if node.has_backup() { u64::MAX } else { node.tag() },
             base: node.base(),
-            copies: RefCell::default(),
+            copies: ScopeCopies::default(),
             loans: Rc::default(),
             locks: Rc::default(),
             lent_with: Rc::default(),
@@ -97,7 +97,7 @@ impl<'n> Here<'n> {
     pub fn enter(&self) -> Here<'_> {
         let (loans, locks, roots) = (self.loans.clone(), self.locks.clone(), self.roots.clone());
         let lent_with = self.lent_with.clone();
-        Here { copies: RefCell::default(), loans, locks, lent_with, roots, ..*self }
+        Here { copies: ScopeCopies::default(), loans, locks, lent_with, roots, ..*self }
     }
 
     /// Returns the number of the view: so many nodes are gone, as far as this one knows.
@@ -150,8 +150,8 @@ impl<'n> Here<'n> {
 
     /// Returns the address of another node's object, if this scope has a copy or it is read in place.
     fn find(&self, wanted: WantedObject) -> Option<*const u8> {
-        if let Some(copy) = self.copies.borrow().get(&wanted.key()) {
-            return Some(copy.address());
+        if let Some(address) = self.copies.with(wanted.key(), |copy| copy.address()) {
+            return Some(address);
         }
         // The addresses of tied objects are those of another process there.
         if wanted.group.is_none() { self.node.map_in_place(wanted.word) } else { None }
@@ -160,7 +160,7 @@ impl<'n> Here<'n> {
     /// Keeps a copy as long as the scope. Returns its address.
     fn keep(&self, wanted: WantedObject, copy: Arc<ObjectCopy>) -> *const u8 {
         let address = copy.address();
-        self.copies.borrow_mut().insert(wanted.key(), copy);
+        self.copies.keep(wanted.key(), copy);
         address
     }
 
@@ -204,7 +204,7 @@ impl<'n> Here<'n> {
         extent: T::Extent,
     ) -> Result<(*const T, Option<Arc<ObjectCopy>>), ShareError> {
         let wanted = wanted::<T>(word, extent);
-        let kept = self.copies.borrow().get(&wanted.key()).cloned();
+        let kept = self.copies.with(wanted.key(), Arc::clone);
         let (address, copy) = match (self.address(word), kept) {
             (Some(address), _) => (address.cast_const(), None),
             (None, Some(copy)) => (copy.address(), Some(copy)),
@@ -372,7 +372,7 @@ impl<'n> Here<'n> {
     /// Begins this scope anew: nothing that was borrowed in it is borrowed any more. A task renews a
     /// scope of its own ([`Here::enter`]).
     pub fn renew(&mut self) {
-        self.copies.get_mut().clear();
+        self.copies.clear();
     }
 
     /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the
