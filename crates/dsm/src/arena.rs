@@ -2,15 +2,19 @@
 //! sizes.
 //!
 //! A block is a header of 16 bytes and an object. Blocks of one size are used again for that
-//! size only, so a block begins where it always began, and its colours stay with it.
+//! size only, so a block begins where it always began, and its colours stay with it. The last four
+//! bytes of a header are the word of a lock, if the object is under one that may be thin.
 #![allow(unsafe_code, reason = "objects lie in a mapping")]
 
 use crate::ShareError;
 use crate::message::ArenaAddress;
+use crate::primitives::AtomicU32;
+use crate::thin;
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition};
+use farfield_core::dsm::{BlockHeader, Colour, LateFree, OwnerWord, Partition, ThinLock};
+use farfield_core::lock::LockMode;
 use farfield_os::memfd::{self, Mapping};
 use farfield_os::serving;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,7 +40,10 @@ struct RawHeader {
     group_version: u32,
 }
 
-const _: () = assert!(size_of::<RawHeader>() as u64 <= HEADER_BYTES);
+/// Bytes of the word of a lock, between a header and its object.
+const LOCK_WORD_BYTES: usize = size_of::<AtomicU32>();
+
+const _: () = assert!(size_of::<RawHeader>() + LOCK_WORD_BYTES <= HEADER_BYTES as usize);
 
 const FREE: u16 = 0;
 const USED: u16 = 1;
@@ -82,6 +89,17 @@ fn run_blocks(class: usize) -> u64 {
     const LINE_BYTES: u64 = 64;
     let bytes = block_bytes(class);
     (1..=4).find(|blocks| (blocks * bytes).is_multiple_of(LINE_BYTES)).unwrap_or(1)
+}
+
+/// Returns the word of the lock beside an object.
+///
+/// # Safety
+/// The address is that of an object of an arena, which is mapped as long as the word is used.
+#[inline]
+pub(crate) unsafe fn lock_word<'a>(object: *mut u8) -> &'a AtomicU32 {
+    let word = object.wrapping_sub(LOCK_WORD_BYTES).cast();
+    // SAFETY: the last bytes of the header, aligned, which are initialised and used as this word only.
+    unsafe { AtomicU32::from_ptr(word) }
 }
 
 impl ShareArena {
@@ -149,7 +167,50 @@ impl ShareArena {
         let colour = header.fill().ok_or(full)?;
         self.put_header(offset, header, class);
         blocks.used_bytes += block_bytes(class);
-        OwnerWord::new(self.partition, offset, colour).ok_or(full)
+        let word = OwnerWord::new(self.partition, offset, colour).ok_or(full)?;
+        self.put_lock(word, ThinLock::NONE);
+        Ok(word)
+    }
+
+    /// Lets a new object be under a lock that is thin and free.
+    pub(crate) fn begin_thin(&self, word: OwnerWord) {
+        self.put_lock(word, ThinLock::free(word.colour()));
+    }
+
+    fn put_lock(&self, word: OwnerWord, lock: ThinLock) {
+        if let Some(of_block) = self.lock_word(word) {
+            of_block.store(lock.bits(), Relaxed);
+        }
+    }
+
+    /// Takes the lock of an object, if that is thin, and free for this mode. Returns whether it was.
+    pub(crate) fn take_thin(&self, word: OwnerWord, mode: LockMode) -> bool {
+        self.lock_word(word).is_some_and(|of_block| thin::take(of_block, word.colour(), mode))
+    }
+
+    /// Gives the lock of an object back that was taken while it was thin. Returns `false` if it is inflated since.
+    pub(crate) fn release_thin(&self, word: OwnerWord, mode: LockMode) -> bool {
+        self.lock_word(word).is_some_and(|of_block| thin::release(of_block, mode))
+    }
+
+    /// Inflates the lock of an object, if that is thin. Returns how many have it, and in which mode.
+    pub(crate) fn inflate(&self, word: OwnerWord) -> Option<(u16, LockMode)> {
+        thin::inflate(self.lock_word(word)?, word.colour())
+    }
+
+    /// Makes the lock of an object thin again, which nobody has.
+    pub(crate) fn deflate(&self, word: OwnerWord) {
+        if let Some(of_block) = self.lock_word(word) {
+            thin::deflate(of_block, word.colour());
+        }
+    }
+
+    /// Returns the word of the lock in the header of a block that may be there.
+    fn lock_word(&self, word: OwnerWord) -> Option<&AtomicU32> {
+        let objects = START + HEADER_BYTES..self.mapping.len() as u64;
+        let is_ours = word.partition() == self.partition && objects.contains(&word.offset());
+        // SAFETY: within the mapping, which lives as long as the arena.
+        is_ours.then(|| unsafe { lock_word(self.address(word)) })
     }
 
     /// Frees the block of an object that is not used any more.

@@ -9,6 +9,7 @@
 
 use crate::ShareError;
 use crate::primitives::{AtomicU64, Condvar, Mutex, MutexGuard};
+use core::cell::RefCell;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Poll, Waker};
@@ -183,6 +184,27 @@ impl CopyCache {
     /// Lets copies leave, oldest first, until the rest takes no more than `bytes`.
     pub(crate) fn shrink(&self, bytes: u64) {
         self.lock().shrink(bytes);
+    }
+}
+
+/// Copies that a scope has read. References to them may be in use.
+#[derive(Default)]
+pub(crate) struct ScopeCopies(RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>);
+
+impl ScopeCopies {
+    /// Calls `action` with the copy of this version, if the scope has read it.
+    pub(crate) fn with<R>(&self, key: CopyKey, action: impl FnOnce(&Arc<ObjectCopy>) -> R) -> Option<R> {
+        self.0.borrow().get(&key).map(action)
+    }
+
+    /// Keeps a copy as long as the scope.
+    pub(crate) fn keep(&self, key: CopyKey, copy: Arc<ObjectCopy>) {
+        self.0.borrow_mut().insert(key, copy);
+    }
+
+    /// Lets all copies go: nothing is borrowed in the scope any more.
+    pub(crate) fn clear(&mut self) {
+        self.0.get_mut().clear();
     }
 }
 

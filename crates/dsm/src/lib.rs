@@ -136,6 +136,7 @@ mod ptr;
 mod stats;
 mod sync;
 mod task;
+mod thin;
 
 pub use collections::{ChunkMut, DString, DVec, DVecIter};
 pub use error::{JoinError, NameError, NodeStartError, ShareError};

@@ -1,4 +1,5 @@
-//! Copies that several threads want at the same time, in all interleavings, with loom.
+//! Copies that several threads want at the same time, in all interleavings, with loom. Scopes that read them, and locks,
+//! have models beside this one.
 //!
 //! Danger: a version that is asked for twice; a thread, or a future, that nobody wakes when the copy is there; a
 //! thread that waits for one whose fetch has failed; bytes of copies that are counted for ever.
@@ -9,12 +10,18 @@
 #[path = "../src/copies.rs"]
 #[allow(dead_code, reason = "the models use a part")]
 mod copies;
+#[path = "model/locks.rs"]
+mod lock_model;
 #[path = "../../core/tests/models/mod.rs"]
 mod models;
+#[path = "model/scopes.rs"]
+mod scope_model;
+#[path = "../src/thin.rs"]
+mod thin;
 
 /// What `src/primitives.rs` is in the product.
 mod primitives {
-    pub(crate) use loom::sync::atomic::AtomicU64;
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 

@@ -37,7 +37,8 @@ impl LockLine {
             && self.waiting.iter().filter(is_of_node).count() >= REQUESTS_OF_NODE_MAX
     }
 
-    /// Creates the line of a lock that these tickets hold, and for which nobody waits.
+    /// Creates the line of a lock that these tickets hold, and for which nobody waits. A ticket may stand for several
+    /// holdings.
     pub fn held_by(holders: impl IntoIterator<Item = (HomeTicket, LockMode)>) -> LockLine {
         LockLine { holders: holders.into_iter().collect(), waiting: VecDeque::new() }
     }
@@ -90,10 +91,12 @@ impl LockLine {
         self.waiting.drain(..).map(|(ticket, _)| ticket).collect()
     }
 
-    /// Ends the holding or the waiting of a ticket; does nothing if it does neither. Returns the
-    /// tickets whose turn has come: they hold the lock now.
+    /// Ends the holding or the waiting of a ticket, and one holding of one that has several; does nothing if it does
+    /// neither. Returns the tickets whose turn has come: they hold the lock now.
     pub fn leave(&mut self, ticket: HomeTicket) -> Vec<HomeTicket> {
-        self.holders.retain(|(holder, _)| *holder != ticket);
+        if let Some(at) = self.holders.iter().position(|(holder, _)| *holder == ticket) {
+            self.holders.remove(at);
+        }
         self.waiting.retain(|(waiter, _)| *waiter != ticket);
         let mut granted = Vec::new();
         while let Some((next, mode)) = self.waiting.front().copied()

@@ -388,7 +388,11 @@ impl ShareNode {
 
     /// Begins a lock of this node, whose value has so many bytes.
     pub(crate) fn begin_lock(&self, word: OwnerWord, bytes: usize, destructor: Option<ShippedCode>) {
-        let Some(backup) = &self.backup else { return };
+        let Some(backup) = &self.backup else {
+            // Nobody has to know who holds it.
+            self.arena.begin_thin(word);
+            return;
+        };
         let mut value = Vec::with_capacity(bytes);
         self.arena.read(word, bytes as u64, &mut value);
         let state = StoredLock { value, owns_others: destructor.is_some(), ..StoredLock::default() };

@@ -1,14 +1,17 @@
 //! Scope at a node: what a task borrows shared objects in.
 
 use super::{ShareNode, WantedObject};
-use crate::copies::{CopyFlight, CopyKey, CopyLookup, ObjectCopy};
-use crate::message::LockEnd;
+use crate::arena::lock_word;
+use crate::copies::{CopyFlight, CopyLookup, ObjectCopy, ScopeCopies};
+use crate::message::{LockEnd, LockedType};
 use crate::task::UsedLoan;
+use crate::thin;
 use crate::{DBox, Far, FarGroup, NodeId, NodeStats, Object, ShareError, TBox, TaskHandle};
 use core::cell::{Cell, RefCell};
 use core::marker::PhantomData;
 use core::task::{Poll, Waker};
 use farfield_core::dsm::{BlockRights, BorrowRoot, OwnerWord};
+use farfield_core::lock::LockMode;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,13 +28,13 @@ pub struct Here<'n> {
     write_tag: u64,
     base: *mut u8,
     /// Copies that were read in this scope. References to them may be in use.
-    copies: RefCell<HashMap<CopyKey, Arc<ObjectCopy>>>,
+    copies: ScopeCopies,
     /// Mutable loans that the task has used, by number; `None` if the object is lost. All scopes of the
     /// task share them.
     loans: Rc<RefCell<HashMap<u64, Option<UsedLoan>>>>,
-    /// Locks that the task holds, by number of the wait. All scopes of the task share them.
-    locks: Rc<RefCell<hashbrown::HashMap<u64, HeldLock>>>,
-    /// Number of the last lock that the task held when it lent something. All scopes of the task share it.
+    /// Locks that the task holds. All scopes of the task share them.
+    locks: Rc<RefCell<HeldLocks>>,
+    /// Number in the task of the last lock that it held when it lent something. All scopes of the task share it.
     lent_with: Rc<Cell<u64>>,
     /// Roots of what the task was lent.
     roots: Arc<[BorrowRoot]>,
@@ -43,12 +46,24 @@ fn wanted<T: Object + ?Sized>(word: OwnerWord, extent: T::Extent) -> WantedObjec
 }
 
 /// A lock that a task holds.
+#[derive(Clone, Copy)]
 pub(crate) struct HeldLock {
     pub(crate) word: OwnerWord,
-    /// End of the holding if the guard is forgotten.
-    pub(crate) forgotten: LockEnd,
+    /// Number of the holding at its home.
+    pub(crate) number: u64,
+    /// Whether the value is used in place.
+    pub(crate) is_here: bool,
     /// Whether the task may lend what the value owns, as a reader.
     pub(crate) may_lend: bool,
+    /// Says what the home has to know of the value.
+    pub(crate) locked: fn(&ShareNode) -> LockedType,
+}
+
+/// Locks that a task holds, by their numbers in the task: locks that are taken later have greater ones.
+#[derive(Default)]
+struct HeldLocks {
+    last: u64,
+    held: Vec<(u64, HeldLock)>,
 }
 
 impl core::fmt::Debug for Here<'_> {
@@ -70,7 +85,7 @@ impl<'n> Here<'n> {
             tag: node.tag(),
             write_tag: if node.has_backup() { u64::MAX } else { node.tag() },
             base: node.base(),
-            copies: RefCell::default(),
+            copies: ScopeCopies::default(),
             loans: Rc::default(),
             locks: Rc::default(),
             lent_with: Rc::default(),
@@ -82,7 +97,7 @@ impl<'n> Here<'n> {
     pub fn enter(&self) -> Here<'_> {
         let (loans, locks, roots) = (self.loans.clone(), self.locks.clone(), self.roots.clone());
         let lent_with = self.lent_with.clone();
-        Here { copies: RefCell::default(), loans, locks, lent_with, roots, ..*self }
+        Here { copies: ScopeCopies::default(), loans, locks, lent_with, roots, ..*self }
     }
 
     /// Returns the number of the view: so many nodes are gone, as far as this one knows.
@@ -135,8 +150,8 @@ impl<'n> Here<'n> {
 
     /// Returns the address of another node's object, if this scope has a copy or it is read in place.
     fn find(&self, wanted: WantedObject) -> Option<*const u8> {
-        if let Some(copy) = self.copies.borrow().get(&wanted.key()) {
-            return Some(copy.address());
+        if let Some(address) = self.copies.with(wanted.key(), |copy| copy.address()) {
+            return Some(address);
         }
         // The addresses of tied objects are those of another process there.
         if wanted.group.is_none() { self.node.map_in_place(wanted.word) } else { None }
@@ -145,7 +160,7 @@ impl<'n> Here<'n> {
     /// Keeps a copy as long as the scope. Returns its address.
     fn keep(&self, wanted: WantedObject, copy: Arc<ObjectCopy>) -> *const u8 {
         let address = copy.address();
-        self.copies.borrow_mut().insert(wanted.key(), copy);
+        self.copies.keep(wanted.key(), copy);
         address
     }
 
@@ -189,7 +204,7 @@ impl<'n> Here<'n> {
         extent: T::Extent,
     ) -> Result<(*const T, Option<Arc<ObjectCopy>>), ShareError> {
         let wanted = wanted::<T>(word, extent);
-        let kept = self.copies.borrow().get(&wanted.key()).cloned();
+        let kept = self.copies.with(wanted.key(), Arc::clone);
         let (address, copy) = match (self.address(word), kept) {
             (Some(address), _) => (address.cast_const(), None),
             (None, Some(copy)) => (copy.address(), Some(copy)),
@@ -268,20 +283,47 @@ impl<'n> Here<'n> {
         self.loans.take()
     }
 
-    /// Records that the task holds a lock.
-    pub(crate) fn record_lock(&self, number: u64, held: HeldLock) {
-        self.locks.borrow_mut().insert(number, held);
+    /// Takes a lock of this node that is thin, and free for this mode. Returns the address of its value.
+    #[inline]
+    pub(crate) fn take_thin(&self, word: OwnerWord, mode: LockMode) -> Option<*mut u8> {
+        // A backup has to know the holders.
+        let address = self.writing_address(word)?;
+        // SAFETY: the word of a lock that was made here names a block of the arena, which is there as long as the node.
+        thin::take(unsafe { lock_word(address) }, word.colour(), mode).then_some(address)
+    }
+
+    /// Gives a lock of this node back that was taken while it was thin. Returns `false` if its holders are in the
+    /// table since.
+    #[inline]
+    pub(crate) fn release_thin(&self, word: OwnerWord, mode: LockMode) -> bool {
+        let Some(address) = self.writing_address(word) else { return false };
+        // SAFETY: as for `take_thin`.
+        thin::release(unsafe { lock_word(address) }, mode)
+    }
+
+    /// Records that the task holds a lock. Returns its number in the task.
+    #[inline]
+    pub(crate) fn record_lock(&self, held: HeldLock) -> u64 {
+        let mut locks = self.locks.borrow_mut();
+        locks.last += 1;
+        let number = locks.last;
+        locks.held.push((number, held));
+        number
     }
 
     /// Records that the task does not hold a lock any more.
+    #[inline]
     pub(crate) fn forget_lock(&self, number: u64) {
-        self.locks.borrow_mut().remove(&number);
+        let held = &mut self.locks.borrow_mut().held;
+        match held.last() {
+            Some((last, _)) if *last == number => held.truncate(held.len() - 1),
+            _ => held.retain(|(other, _)| *other != number),
+        }
     }
 
     /// Records that the task lends something: it may lie under the locks that the task holds now.
     pub(crate) fn note_loan(&self) {
-        // Locks that are taken later have greater numbers.
-        if let Some(last) = self.locks.borrow().keys().max() {
+        if let Some((last, _)) = self.locks.borrow().held.last() {
             self.lent_with.set(self.lent_with.get().max(*last));
         }
     }
@@ -297,7 +339,7 @@ impl<'n> Here<'n> {
     pub(crate) fn lend(&self) -> (BorrowRoot, Arc<[BorrowRoot]>) {
         let root = self.node.next_root();
         let locks = self.locks.borrow();
-        let read = locks.iter().filter(|(number, held)| held.may_lend && **number <= self.lent_with.get());
+        let read = locks.held.iter().filter(|(number, held)| held.may_lend && *number <= self.lent_with.get());
         let read = read.map(|(_, held)| BorrowRoot::of_lock(held.word));
         let all: BTreeSet<BorrowRoot> = self.roots.iter().copied().chain(read).chain([root]).collect();
         (root, all.into_iter().collect())
@@ -305,8 +347,9 @@ impl<'n> Here<'n> {
 
     /// Gives back the locks whose guards were forgotten.
     pub(crate) fn leave_locks(&self) {
-        for (number, HeldLock { word, forgotten, .. }) in self.locks.take() {
-            self.node.unlock(word, number, forgotten);
+        for (_, held) in core::mem::take(&mut self.locks.borrow_mut().held) {
+            let forgotten = if held.is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
+            self.node.unlock(held.word, held.number, forgotten, (held.locked)(self.node));
         }
     }
 
@@ -329,7 +372,7 @@ impl<'n> Here<'n> {
     /// Begins this scope anew: nothing that was borrowed in it is borrowed any more. A task renews a
     /// scope of its own ([`Here::enter`]).
     pub fn renew(&mut self) {
-        self.copies.get_mut().clear();
+        self.copies.clear();
     }
 
     /// Stores a value at this node. Fails if the node's near memory is full of objects, or if the

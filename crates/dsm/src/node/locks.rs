@@ -12,7 +12,10 @@ use farfield_core::lock::LockMode;
 use hashbrown::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks of this node that are held, or that were left.
+/// Number of the holdings of locks that were taken while they were thin.
+pub(crate) const THIN_NUMBER: u64 = 0;
+
+/// Locks of this node that are held, or that were left. Those that are thin are not among them.
 #[derive(Default)]
 pub(super) struct HomeLocks(Mutex<HashMap<OwnerWord, HomeLock>>);
 
@@ -79,6 +82,20 @@ impl HomeLocks {
 }
 
 impl ShareNode {
+    /// Sees to it that a lock of this node is in the table, with those who have taken it while it was thin.
+    fn inflate(&self, locks: &mut HashMap<OwnerWord, HomeLock>, word: OwnerWord, locked: LockedType) {
+        let Some((count, mode)) = self.arena.inflate(word) else { return };
+        if count > 0 {
+            let holders = core::iter::repeat_n((self.thin_ticket(), mode), usize::from(count));
+            locks.insert(word, HomeLock { line: LockLine::held_by(holders), ..HomeLock::free(locked) });
+        }
+    }
+
+    /// Returns the ticket of all tasks of this node that have taken a lock while it was thin. No wait has its number.
+    fn thin_ticket(&self) -> HomeTicket {
+        HomeTicket { node: self.id.0, number: THIN_NUMBER }
+    }
+
     /// Asks for a lock that is kept here, for a task of this node, as long as that needs no wait. Returns the
     /// number of the holding, and the answer.
     pub(crate) fn ask_lock_here(
@@ -114,6 +131,7 @@ impl ShareNode {
         if !wish.is_new && self.withdrawn().take(ticket) {
             return Some(WaitAnswer::Busy);
         }
+        self.inflate(&mut locks, word, locked);
         let lock = locks.entry(word).or_insert_with(|| HomeLock::free(locked));
         if lock.is_dropped {
             return Some(WaitAnswer::Closed);
@@ -298,12 +316,25 @@ impl ShareNode {
             None if lock.was_left => {}
             None => {
                 locks.remove(&word);
+                self.arena.deflate(word);
             }
         }
     }
 
     /// Gives a lock back, wherever its home is. Never waits for another node.
-    pub(crate) fn unlock(&self, word: OwnerWord, number: u64, end: LockEnd) {
+    pub(crate) fn unlock(&self, word: OwnerWord, number: u64, end: LockEnd, locked: LockedType) {
+        if number == THIN_NUMBER {
+            let mut locks = self.locks.lock();
+            // Whoever comes next is told how it was left.
+            self.inflate(&mut locks, word, locked);
+            self.end_lock_in(&mut locks, word, self.thin_ticket(), end);
+        } else {
+            self.give_back(word, number, end);
+        }
+    }
+
+    /// Ends the holding of a ticket, wherever the home of the lock is. Never waits for another node.
+    pub(super) fn give_back(&self, word: OwnerWord, number: u64, end: LockEnd) {
         let home = self.host_of(word);
         if home == self.id {
             self.end_lock(word, HomeTicket { node: self.id.0, number }, end);
@@ -388,6 +419,7 @@ impl ShareNode {
             count(&self.counters.late_frees, 1);
             return false;
         }
+        self.inflate(&mut locks, word, LockedType { bytes: 0, owns_others: false, destructor: None });
         match locks.get_mut(&word) {
             Some(lock) if lock.is_dropped => false,
             Some(lock) if !lock.line.is_idle() => {
@@ -421,5 +453,118 @@ impl ShareNode {
             self.free_block(word);
         }
         locks.remove(&word);
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use super::*;
+    use crate::node::{Peers, within};
+    use crate::object::owned_by;
+    use crate::{DRwLock, Here, NodeBuilder};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    const OTHER: HomeTicket = HomeTicket { node: 1, number: 5 };
+    const LOCKED: LockedType = LockedType { bytes: 8, owns_others: false, destructor: None };
+
+    fn node() -> Arc<ShareNode> {
+        let peers = Peers::new(2, 7, String::new());
+        ShareNode::new(NodeId(0), 0, &NodeBuilder::new().near(1 << 20), peers, None).unwrap()
+    }
+
+    fn word_of(lock: &DRwLock<u64>) -> OwnerWord {
+        owned_by(lock)[0].word
+    }
+
+    /// Another node asks for the lock. Returns whether it has it at once.
+    fn ask(node: &ShareNode, word: OwnerWord, mode: LockMode) -> bool {
+        let wish = LockWish { mode, may_wait: true, may_borrow: false, is_new: false };
+        matches!(node.ask_lock(word, OTHER, wish, LOCKED), Some(WaitAnswer::Granted { .. }))
+    }
+
+    #[test]
+    fn a_lock_is_in_the_table_only_while_others_are_concerned() {
+        let node = node();
+        let here = Here::at(&node);
+        let lock = DRwLock::new(&here, 5u64).unwrap();
+        let word = word_of(&lock);
+        let entries = || node.locks.lock().len();
+        let held = || node.locks.lock().get(&word).and_then(|lock| lock.line.held(OTHER));
+        let give_back = |value: u64| {
+            node.end_lock(word, OTHER, LockEnd::Released(Some(value.to_ne_bytes().to_vec())));
+        };
+        *lock.write(&here).unwrap() += 1;
+        let (first, second) = (lock.read(&here).unwrap(), lock.read(&here).unwrap());
+        assert_eq!((entries(), *first, *second), (0, 6, 6));
+        // Somebody waits for all who have it already.
+        assert!(!ask(&node, word, LockMode::Exclusive));
+        drop(first);
+        assert_eq!((entries(), held()), (1, None));
+        drop(second);
+        assert_eq!(held(), Some(LockMode::Exclusive));
+        give_back(9);
+        assert_eq!((entries(), *lock.read(&here).unwrap()), (0, 9), "it is thin again, with the new value");
+        // A writer is waited for in the same way; readers elsewhere and here share the lock.
+        let writer = lock.write(&here).unwrap();
+        assert!(!ask(&node, word, LockMode::Shared));
+        drop(writer);
+        assert_eq!((held(), *lock.read(&here).unwrap()), (Some(LockMode::Shared), 9));
+        node.end_lock(word, OTHER, LockEnd::Released(None));
+        assert_eq!(entries(), 0);
+        within(&node, false, || drop(lock));
+    }
+
+    #[test]
+    fn a_thin_lock_that_is_left_says_so_once() {
+        let node = node();
+        let here = Here::at(&node);
+        let lock = DRwLock::new(&here, 5u64).unwrap();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let mut value = lock.write(&here).unwrap();
+            *value = 6;
+            panic!("no luck")
+        }));
+        assert!(panicked.is_err());
+        for (was_left, value) in [(true, 6), (false, 7)] {
+            let mut writer = lock.write(&here).unwrap();
+            assert_eq!((writer.was_left(), *writer), (was_left, value));
+            *writer += 1;
+        }
+        // A reader that panics leaves nothing, and a guard that is forgotten leaves its lock with the task.
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _value = lock.read(&here).unwrap();
+            panic!("no luck")
+        }));
+        assert!(panicked.is_err() && !lock.write(&here).unwrap().was_left());
+        let task = Here::at(&node);
+        let forgotten = core::mem::ManuallyDrop::new(lock.write(&task).unwrap());
+        assert!(!ask(&node, word_of(&lock), LockMode::Exclusive));
+        task.leave_locks();
+        assert_eq!(**forgotten, 8);
+        node.end_lock(word_of(&lock), OTHER, LockEnd::Released(None));
+        within(&node, false, || drop(lock));
+    }
+
+    #[test]
+    fn the_word_of_a_lock_that_is_gone_takes_no_later_lock() {
+        let node = node();
+        let here = Here::at(&node);
+        let lock = DRwLock::new(&here, 5u64).unwrap();
+        let old = word_of(&lock);
+        within(&node, false, || drop(lock));
+        let started = std::time::Instant::now();
+        while node.stats().object_bytes > 0 {
+            assert!(started.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+        assert!(!node.arena.take_thin(old, LockMode::Exclusive), "it is gone");
+        let lock = DRwLock::new(&here, 6u64).unwrap();
+        let new = word_of(&lock);
+        assert!(old.is_same_block(new) && old != new);
+        assert!(!node.arena.take_thin(old, LockMode::Shared) && !ask(&node, old, LockMode::Shared));
+        assert!(node.arena.take_thin(new, LockMode::Exclusive));
+        assert!(node.arena.release_thin(new, LockMode::Exclusive));
+        within(&node, false, || drop(lock));
     }
 }

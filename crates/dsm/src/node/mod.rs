@@ -49,7 +49,7 @@ pub(crate) use groups::GroupType;
 pub(crate) use here::HeldLock;
 pub use here::Here;
 use locks::HomeLocks;
-pub(crate) use locks::LockWish;
+pub(crate) use locks::{LockWish, THIN_NUMBER};
 use names::ProgramNames;
 use outbox::Outbox;
 pub(crate) use peers::{NoPlace, Peers, Unanswered};

@@ -134,7 +134,7 @@ impl ShareNode {
             ShareMessage::Free { destructor, .. } => {
                 self.outbox.free(self.host_of(word), word, destructor.and_then(ShippedCode::find));
             }
-            ShareMessage::Unlock { ticket, end, .. } => self.unlock(word, *ticket, end.clone()),
+            ShareMessage::Unlock { ticket, end, .. } => self.give_back(word, *ticket, end.clone()),
             ShareMessage::Withdraw { ticket, .. } => self.withdraw_there(word, *ticket),
             _ => self.end_receiving(word),
         }

@@ -1,7 +1,7 @@
 //! Tasks at a node: how they start, how they run, and how their end comes home.
 #![allow(unsafe_code, reason = "arguments and results travel as bytes")]
 
-use super::locks::LockWish;
+use super::locks::{LockWish, THIN_NUMBER};
 use super::peers::Unanswered;
 use super::{Here, NodeId, ShareNode, WaitCause, within};
 use crate::message::{
@@ -392,16 +392,27 @@ impl ShareNode {
         arguments: &[u8],
     ) -> Option<Option<Result<Value, String>>> {
         let body = ShippedCode::find(body).filter(|body| body.description.argument_bytes == arguments.len())?;
+        let Some(number) = self.take_lock_here(word, locked) else { return Some(None) };
+        // SAFETY: the bytes of the arguments of a body of this code, which runs once.
+        let ended = within(self, false, || unsafe { body.run(&Here::at(self), arguments) });
+        let is_thin = number == THIN_NUMBER && ended.is_ok();
+        if !is_thin || !self.arena.release_thin(word, LockMode::Exclusive) {
+            let end = if ended.is_ok() { LockEnd::Released(None) } else { LockEnd::Panicked(None) };
+            self.unlock(word, number, end, locked);
+        }
+        Some(Some(ended.map_err(|panic| shortened(text_of(&*panic), VALUE_BYTES_MAX))))
+    }
+
+    /// Takes a lock whose value is in the arena of this node, if it is free. Returns the number of the holding.
+    fn take_lock_here(&self, word: OwnerWord, locked: LockedType) -> Option<u64> {
+        if self.arena.take_thin(word, LockMode::Exclusive) {
+            return Some(THIN_NUMBER);
+        }
         let ticket = HomeTicket { node: self.id.0, number: self.waits.number() };
         let wish = LockWish { mode: LockMode::Exclusive, may_wait: false, may_borrow: false, is_new: true };
         // The value of a lock of a node that is gone is not in the arena.
         let answer = if self.is_here(word) { self.ask_lock(word, ticket, wish, locked) } else { None };
-        let Some(WaitAnswer::Granted { .. }) = answer else { return Some(None) };
-        // SAFETY: the bytes of the arguments of a body of this code, which runs once.
-        let ended = within(self, false, || unsafe { body.run(&Here::at(self), arguments) });
-        let end = if ended.is_ok() { LockEnd::Released(None) } else { LockEnd::Panicked(None) };
-        self.end_lock(word, ticket, end);
-        Some(Some(ended.map_err(|panic| shortened(text_of(&*panic), VALUE_BYTES_MAX))))
+        matches!(answer, Some(WaitAnswer::Granted { .. })).then_some(ticket.number)
     }
 
     /// Takes the end of a task from the node that has run it.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "values under locks are bytes in blocks")]
 
 use crate::message::{LockEnd, LockedType, ShareMessage, WaitAnswer};
-use crate::node::{self, HeldLock, LockWish, WaitCause, WaitLimit, caught};
+use crate::node::{self, HeldLock, LockWish, ShareNode, THIN_NUMBER, WaitCause, WaitLimit, caught};
 use crate::object::owned_by;
 use crate::task::code::{ShippedCode, initialise};
 use crate::{Far, FarGroup, Here, JoinError, NodeId, OwnedObject, Portable, ShareError};
@@ -23,7 +23,11 @@ struct LockedValue<T: Far> {
 /// A holding of a lock. It does not end by itself.
 struct LockHold<T: Far> {
     word: OwnerWord,
+    /// Number of the holding at its home.
     number: u64,
+    /// Number of the lock among those that the task has taken.
+    in_task: u64,
+    mode: LockMode,
     value: *mut T,
     /// The value, if its home is another node.
     brought: Option<Vec<u128>>,
@@ -43,8 +47,8 @@ impl<T: Far> LockedValue<T> {
     }
 
     /// Returns what the home has to know of the value.
-    fn locked_type(here: &Here<'_>) -> LockedType {
-        let destructor = if here.node().keeps_backups() { ShippedCode::of_destructor::<T>(1) } else { None };
+    fn locked_type(node: &ShareNode) -> LockedType {
+        let destructor = if node.keeps_backups() { ShippedCode::of_destructor::<T>(1) } else { None };
         LockedType {
             bytes: size_of::<T>() as u64,
             owns_others: needs_drop::<T>(),
@@ -53,8 +57,47 @@ impl<T: Far> LockedValue<T> {
     }
 
     /// Takes the lock. Returns `None` if the time is over.
+    #[inline]
     fn hold(&self, here: &Here<'_>, mode: LockMode, limit: WaitLimit) -> Result<Option<LockHold<T>>, ShareError> {
-        let (word, locked) = (self.word, LockedValue::<T>::locked_type(here));
+        match self.hold_thin(here, mode) {
+            Some(hold) => Ok(Some(hold)),
+            None => self.hold_by_table(here, mode, limit),
+        }
+    }
+
+    /// Takes the lock if it is thin, and free for this mode.
+    #[inline]
+    fn hold_thin(&self, here: &Here<'_>, mode: LockMode) -> Option<LockHold<T>> {
+        let value = here.take_thin(self.word, mode)?;
+        Some(self.held(here, (THIN_NUMBER, mode), value, None, false))
+    }
+
+    /// Records a holding of the lock in the task.
+    #[inline]
+    fn held(
+        &self,
+        here: &Here<'_>,
+        (number, mode): (u64, LockMode),
+        value: *mut u8,
+        brought: Option<Vec<u128>>,
+        was_left: bool,
+    ) -> LockHold<T> {
+        let word = self.word;
+        let may_lend = mode == LockMode::Shared && needs_drop::<T>();
+        let (is_here, locked) = (brought.is_none(), LockedValue::<T>::locked_type);
+        let in_task = here.record_lock(HeldLock { word, number, is_here, may_lend, locked });
+        LockHold { word, number, in_task, mode, value: value.cast(), brought, was_left }
+    }
+
+    /// Takes a lock that is not thin, or that others have.
+    #[inline(never)]
+    fn hold_by_table(
+        &self,
+        here: &Here<'_>,
+        mode: LockMode,
+        limit: WaitLimit,
+    ) -> Result<Option<LockHold<T>>, ShareError> {
+        let (word, locked) = (self.word, LockedValue::<T>::locked_type(here.node()));
         let (may_wait, may_borrow) = (limit.may_wait(), here.may_borrow_under(word));
         let wish = LockWish { mode, may_wait, may_borrow, is_new: false };
         let (number, answer) = match here.node().ask_lock_here(word, wish, locked) {
@@ -86,10 +129,7 @@ impl<T: Far> LockedValue<T> {
             unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
             address
         };
-        let forgotten = if is_here { LockEnd::Panicked(None) } else { LockEnd::Abandoned };
-        let may_lend = mode == LockMode::Shared && needs_drop::<T>();
-        here.record_lock(number, HeldLock { word, forgotten, may_lend });
-        Ok(Some(LockHold { word, number, value: value.cast(), brought, was_left }))
+        Ok(Some(self.held(here, (number, mode), value, brought, was_left)))
     }
 
     /// Asks the lock's home, wherever it is, and waits as long as the limit says. Returns the number of the wait,
@@ -122,8 +162,19 @@ impl<T: Far> LockedValue<T> {
 
 impl<T: Far> LockHold<T> {
     /// Gives the lock back, with the value if that was written to.
+    #[inline]
     fn end(mut self, here: &Here<'_>, is_reader: bool) {
-        here.forget_lock(self.number);
+        here.forget_lock(self.in_task);
+        let is_panicking = self.mode == LockMode::Exclusive && std::thread::panicking();
+        if self.number == THIN_NUMBER && !is_panicking && here.release_thin(self.word, self.mode) {
+            return;
+        }
+        self.end_in_table(here, is_reader);
+    }
+
+    /// Gives back a lock that is not thin, or that its writer leaves.
+    #[inline(never)]
+    fn end_in_table(&mut self, here: &Here<'_>, is_reader: bool) {
         if self.brought.is_some() && !is_reader {
             // SAFETY: the value, which nobody writes to any more.
             here.node().stage(|| owned_by(unsafe { &*self.value }));
@@ -136,7 +187,7 @@ impl<T: Far> LockHold<T> {
             bytes
         });
         let end = if std::thread::panicking() { LockEnd::Panicked(value) } else { LockEnd::Released(value) };
-        here.node().unlock(self.word, self.number, end);
+        here.node().unlock(self.word, self.number, end, LockedValue::<T>::locked_type(here.node()));
     }
 }
 
@@ -192,8 +243,12 @@ impl<T: Far> DMutex<T> {
     /// Fails with `Borrowed` if a reader's node has died and may have lent this task what the value owns, with `Lost`
     /// if a writer's node has died and the value may own objects, and with
     /// `NodeLost` as soon as the value's node is known to be gone and had no backup.
+    #[inline]
     pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
-        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
+        if let Some(hold) = self.0.hold_thin(here, LockMode::Exclusive) {
+            return Ok(DMutexGuard::new(hold, here));
+        }
+        let hold = self.0.hold_by_table(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
         hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
     }
 
@@ -243,11 +298,11 @@ impl<T: Far> DMutex<T> {
         A: Far,
         R: Far,
     {
-        if self.home() == here.id() {
+        if here.node().host_of(self.0.word) == here.id() {
             return caught(|| Ok(body(&mut *self.lock(here)?, arguments)));
         }
         let lock = DMutexRef(self.0.word, PhantomData::<T>);
-        let locked = LockedValue::<T>::locked_type(here);
+        let locked = LockedValue::<T>::locked_type(here.node());
         let applied =
             here.node().apply_there(self.0.word, locked, (lock, arguments), move |here, (lock, arguments)| {
                 // SAFETY: the node, which has the value in its arena, holds the lock for whoever has sent this body.
@@ -366,14 +421,22 @@ impl<T: Far> DRwLock<T> {
     }
 
     /// Takes the lock for reading, with others. Waits and fails as [`DMutex::lock`] does.
+    #[inline]
     pub fn read<'a>(&'a self, here: &'a Here<'_>) -> Result<DReadGuard<'a, T>, ShareError> {
-        let hold = self.0.hold(here, LockMode::Shared, WaitLimit::Unlimited)?;
+        if let Some(hold) = self.0.hold_thin(here, LockMode::Shared) {
+            return Ok(DReadGuard { hold: ManuallyDrop::new(hold), here });
+        }
+        let hold = self.0.hold_by_table(here, LockMode::Shared, WaitLimit::Unlimited)?;
         hold.map(|hold| DReadGuard { hold: ManuallyDrop::new(hold), here }).ok_or(ShareError::Lost)
     }
 
     /// Takes the lock for writing. Waits and fails as [`DMutex::lock`] does.
+    #[inline]
     pub fn write<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
-        let hold = self.0.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
+        if let Some(hold) = self.0.hold_thin(here, LockMode::Exclusive) {
+            return Ok(DMutexGuard::new(hold, here));
+        }
+        let hold = self.0.hold_by_table(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
         hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
     }
 
