@@ -49,6 +49,7 @@ struct Home {
 }
 
 impl Home {
+    #[allow(clippy::arc_with_non_send_sync, reason = "loom checks who uses the cell at the same time")]
     fn new(missing: Missing) -> Arc<Home> {
         let word = AtomicU32::new(ThinLock::free(COLOUR).bits());
         let value = UnsafeCell::new(0);
