@@ -39,6 +39,9 @@ const PAPER: NetworkForm = NetworkForm { round_trip_ns: 3_600, bytes_per_us: 5_0
 const PAPER_HANDLE_NS: u64 = 500;
 /// Network of a cloud: 25 Gb/s and 50 µs.
 const CLOUD: NetworkForm = NetworkForm { round_trip_ns: 50_000, bytes_per_us: 3_125 };
+/// Ways that owners are compared with on one and the same trace: what its work takes differs from recording to recording.
+const OTHERS: [(CoherenceName, &str); 2] =
+    [(CoherenceName::Directory, "over_directory"), (CoherenceName::Delegation, "over_delegation")];
 /// Requests, processes and clients of the services that pass values.
 const BY_VALUE: [(&str, u64); 3] = [("--ops", 1200), ("--nodes", 3), ("--threads", 6)];
 
@@ -145,6 +148,10 @@ fn simulate(options: &Options, name: CoherenceName) -> Result<Outcome> {
             outcome.figure("messages_per_op", report.messages as f64 / ops);
             outcome.figure("bytes_per_op", report.bytes as f64 / ops);
             outcome.figure("moves_per_op", report.moves as f64 / ops);
+            for (other, figure) in OTHERS.into_iter().filter(|_| name == CoherenceName::Ownership) {
+                let other = other.replay(&trace, network, processors);
+                outcome.figure(figure, report.elapsed_ns as f64 / other.elapsed_ns.max(1) as f64);
+            }
         }
         let over_one = report.elapsed_ns as f64 / one.elapsed_ns.max(1) as f64;
         outcome.figure(&format!("over_one_node{suffix}"), over_one);
