@@ -195,6 +195,7 @@ pub fn agent_socket() -> PathBuf {
 mod tests {
     //! Danger: a job whose memory is not seen, and one that is billed for a stranger's.
     use super::*;
+    use std::io::{Read, Write};
     use std::process::{Command, Stdio};
 
     fn tree(parents: &[(u32, u32)]) -> ProcessTree {
@@ -219,7 +220,10 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_child_is_seen_from_outside() {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // While it starts it grows between one look and the next. Whoever has answered waits.
+        child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let tree = ProcessTree::read();
         assert!(tree.descendants(std::process::id(), 0).contains(&child.id()));
         let [resident, shared_once] = [("status", "RssAnon:"), ("smaps_rollup", "Pss_Anon:")]
