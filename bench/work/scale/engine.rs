@@ -1,9 +1,10 @@
 //! Replay of a trace in virtual time: nodes with processors, handlers and links, and tasks that wait for messages.
 //!
-//! A discrete-event simulation. A node has so many processors, which run the tasks that are ready in the order in which they
-//! became so, those that have begun before the others; a task that waits gives its processor to another. A message takes the sender's link for its bytes, travels, takes
-//! the receiver's link, and is handled at the receiver by a thread for each other node, in order. Whoever asks spends as
-//! much processor time on a question and its answer as is spent on handling it.
+//! A discrete-event simulation. A node has so many processors, which run the tasks that are ready in the order in which
+//! they became so, those that have begun before the others; a task that waits gives its processor to another. A message
+//! takes the sender's link for its bytes, travels, takes the receiver's link, and is handled at the receiver by a
+//! thread for each other node, in order. Whoever asks spends as much processor time on a question and its answer as is
+//! spent on handling it.
 //!
 //! What has to be asked where is decided by a [`Coherence`].
 

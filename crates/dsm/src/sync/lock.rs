@@ -65,6 +65,15 @@ impl<T: Far> LockedValue<T> {
         }
     }
 
+    /// Takes the lock, however long that takes.
+    #[inline]
+    fn hold_at_last(&self, here: &Here<'_>, mode: LockMode) -> Result<LockHold<T>, ShareError> {
+        match self.hold_thin(here, mode) {
+            Some(hold) => Ok(hold),
+            None => self.hold_by_table(here, mode, WaitLimit::Unlimited)?.ok_or(ShareError::Lost),
+        }
+    }
+
     /// Takes the lock if it is thin, and free for this mode.
     #[inline]
     fn hold_thin(&self, here: &Here<'_>, mode: LockMode) -> Option<LockHold<T>> {
@@ -148,7 +157,7 @@ impl<T: Far> LockedValue<T> {
 
     fn into_inner(self, here: &Here<'_>) -> Result<T, ShareError> {
         // Who held the lock last may be about to bring the value back.
-        let hold = self.hold(here, LockMode::Exclusive, WaitLimit::Unlimited)?.ok_or(ShareError::Lost)?;
+        let hold = self.hold_at_last(here, LockMode::Exclusive)?;
         // SAFETY: the value is held, and nobody uses it afterwards: its owner is gone, and it is not dropped.
         let value = unsafe { hold.value.read() };
         let word = ManuallyDrop::new(self).word;
@@ -245,11 +254,8 @@ impl<T: Far> DMutex<T> {
     /// `NodeLost` as soon as the value's node is known to be gone and had no backup.
     #[inline]
     pub fn lock<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
-        if let Some(hold) = self.0.hold_thin(here, LockMode::Exclusive) {
-            return Ok(DMutexGuard::new(hold, here));
-        }
-        let hold = self.0.hold_by_table(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
-        hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
+        let hold = self.0.hold_at_last(here, LockMode::Exclusive)?;
+        Ok(DMutexGuard::new(hold, here))
     }
 
     /// Takes the lock if nobody has it and nobody waits for it. Waits for the value's node to say so.
@@ -423,21 +429,15 @@ impl<T: Far> DRwLock<T> {
     /// Takes the lock for reading, with others. Waits and fails as [`DMutex::lock`] does.
     #[inline]
     pub fn read<'a>(&'a self, here: &'a Here<'_>) -> Result<DReadGuard<'a, T>, ShareError> {
-        if let Some(hold) = self.0.hold_thin(here, LockMode::Shared) {
-            return Ok(DReadGuard { hold: ManuallyDrop::new(hold), here });
-        }
-        let hold = self.0.hold_by_table(here, LockMode::Shared, WaitLimit::Unlimited)?;
-        hold.map(|hold| DReadGuard { hold: ManuallyDrop::new(hold), here }).ok_or(ShareError::Lost)
+        let hold = self.0.hold_at_last(here, LockMode::Shared)?;
+        Ok(DReadGuard { hold: ManuallyDrop::new(hold), here })
     }
 
     /// Takes the lock for writing. Waits and fails as [`DMutex::lock`] does.
     #[inline]
     pub fn write<'a>(&'a self, here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
-        if let Some(hold) = self.0.hold_thin(here, LockMode::Exclusive) {
-            return Ok(DMutexGuard::new(hold, here));
-        }
-        let hold = self.0.hold_by_table(here, LockMode::Exclusive, WaitLimit::Unlimited)?;
-        hold.map(|hold| DMutexGuard::new(hold, here)).ok_or(ShareError::Lost)
+        let hold = self.0.hold_at_last(here, LockMode::Exclusive)?;
+        Ok(DMutexGuard::new(hold, here))
     }
 
     /// Takes the value out of the lock. Waits for who has it.
