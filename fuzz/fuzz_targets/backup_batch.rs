@@ -3,7 +3,7 @@
 #![no_main]
 
 use farfield_core::dsm::{
-    BackupLayout, BackupReadStep, BackupReader, CommitWord, StoredChannel, StoredLock, StoredMessage,
+    BackupImage, BackupLayout, BackupReadStep, BackupReader, CommitWord, StoredChannel, StoredLock, StoredMessage,
 };
 use farfield_core::geometry::PAGE_BYTES;
 use libfuzzer_sys::fuzz_target;
@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
     let len = contents.len().min(pages.len() - start);
     pages[start..start + len].copy_from_slice(&contents[..len]);
     let part = |first: u64, count: u64| &pages[first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES];
-    let mut reader = BackupReader::new(layout, commit);
+    let mut reader = BackupReader::new(layout, commit, BackupImage::default());
     while let BackupReadStep::Pages(first, count) = reader.poll_header() {
         if first >= layout.end_page(commit) {
             return;

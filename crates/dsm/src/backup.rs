@@ -357,17 +357,17 @@ impl BackupRegion {
         Ok(first)
     }
 
-    /// Takes the backup over, and returns what it holds. Its writer stores nothing more that counts: it needs each of
-    /// these replicas. The last batch may be at some of them only, and was told nobody then. Whoever takes it over
-    /// again finds the same.
-    pub(crate) fn take_over(&mut self) -> Result<BackupImage, BackupError> {
+    /// Takes the backup over, and returns what it holds, on top of the backups that its writer had taken over. Its
+    /// writer stores nothing more that counts: it needs each of these replicas. The last batch may be at some of them
+    /// only, and was told nobody then. Whoever takes it over again finds the same.
+    pub(crate) fn take_over(&mut self, taken_over: &BackupImage) -> Result<BackupImage, BackupError> {
         let mut words = Vec::new();
         self.each(|replica| replica.set_fence().map(|word| words.push((word.batch(), replica.number, word))))?;
         words.sort_by_key(|(batch, number, _)| (core::cmp::Reverse(*batch), *number));
         let mut failed = BackupError::Malformed;
         for (_, number, commit) in words {
             let Some(replica) = self.replicas.iter_mut().find(|replica| replica.number == number) else { continue };
-            match replica.read_image(self.layout, commit) {
+            match replica.read_image(self.layout, commit, taken_over.clone()) {
                 Ok(image) => return Ok(image),
                 Err(error) => failed = error,
             }
@@ -434,8 +434,13 @@ impl Replica {
     }
 
     /// Reads what the replica holds up to this commit word.
-    fn read_image(&mut self, layout: BackupLayout, commit: CommitWord) -> Result<BackupImage, BackupError> {
-        let mut reader = BackupReader::new(layout, commit);
+    fn read_image(
+        &mut self,
+        layout: BackupLayout,
+        commit: CommitWord,
+        taken_over: BackupImage,
+    ) -> Result<BackupImage, BackupError> {
+        let mut reader = BackupReader::new(layout, commit, taken_over);
         let end = layout.end_page(commit);
         let mut run = PageRun { first: 0, bytes: Vec::new() };
         while let BackupReadStep::Pages(first, count) = reader.poll_header() {
@@ -671,7 +676,11 @@ mod tests {
                 backup.shut_down(lost);
             }
             let mut second = backup.access.open_for_take_over(|_| false).unwrap();
-            assert_eq!(contents(second.take_over().unwrap()), [(10, 1), (300_000, 2)], "without {lost:?}");
+            assert_eq!(
+                contents(second.take_over(&BackupImage::default()).unwrap()),
+                [(10, 1), (300_000, 2)],
+                "without {lost:?}"
+            );
             assert!(matches!(backup.write(&[3; 7]), Err(BackupError::Fenced)));
         }
     }
@@ -682,7 +691,7 @@ mod tests {
             let mut backup = Mirrored::new();
             backup.write(&[1; 10]).unwrap();
             // The other server cannot be reached by who takes the backup over.
-            let image = backup.without(1 - fenced).take_over().unwrap();
+            let image = backup.without(1 - fenced).take_over(&BackupImage::default()).unwrap();
             assert_eq!(contents(image), [(10, 1)]);
             assert!(matches!(backup.write(&[2; 20]), Err(BackupError::Fenced)), "it has one of two servers");
             assert!(backup.writer.take_lost().iter().any(|lost| lost.number == fenced));
@@ -693,7 +702,8 @@ mod tests {
             // The writer dies when one of the servers has its batch.
             let mut half = backup.without(1 - written);
             write(&mut half, &mut backup.log, &[2; 20]).unwrap();
-            let image = backup.access.open_for_take_over(|_| false).unwrap().take_over().unwrap();
+            let image =
+                backup.access.open_for_take_over(|_| false).unwrap().take_over(&BackupImage::default()).unwrap();
             assert_eq!(contents(image), [(10, 1), (20, 2)], "it is at server {written}");
         }
     }
@@ -709,7 +719,7 @@ mod tests {
         assert_eq!(backup.writer.replicas(), 1);
         backup.write(&[3; 30]).unwrap();
         assert!(backup.writer.take_lost().is_empty());
-        let image = backup.without(0).take_over().unwrap();
+        let image = backup.without(0).take_over(&BackupImage::default()).unwrap();
         assert_eq!(contents(image), [(10, 1), (20, 2), (30, 3)]);
         backup.shut_down(1);
         assert!(matches!(backup.write(&[4; 40]), Err(BackupError::Server(_) | BackupError::Fenced)));
@@ -729,7 +739,7 @@ mod tests {
         }
         // The last two began the other half; what was before is not among all objects here.
         let mut second = access.open().unwrap();
-        let image = second.take_over().unwrap();
+        let image = second.take_over(&BackupImage::default()).unwrap();
         let found: Vec<_> = image.objects.values().map(|(word, contents)| (*word, contents.len())).collect();
         assert_eq!(found, [(word(0), 0), (word(sizes[3] as u64), sizes[3])]);
         assert!(image.objects.values().all(|(_, contents)| contents.iter().all(|byte| *byte == 4)));
@@ -737,7 +747,7 @@ mod tests {
         for _ in 0..2 {
             assert!(matches!(write(&mut writer, &mut log, &[7; 7]), Err(BackupError::Fenced)));
         }
-        let again = access.open().unwrap().take_over().unwrap();
+        let again = access.open().unwrap().take_over(&BackupImage::default()).unwrap();
         assert_eq!(again.objects, image.objects);
         assert!(access.open().unwrap().commit_word().unwrap().is_fenced());
         assert_eq!(format!("{access:?}"), format!("BackupAccess(at {})", server.endpoints()[0]), "it is a secret");

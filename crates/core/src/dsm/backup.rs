@@ -16,8 +16,12 @@
 //! Whoever takes the backup over exchanges the commit word for one with the *fence*. No exchange of the
 //! writer succeeds from then on, so a writer that was only slow sends nothing more; and what the fenced word
 //! names is all that anybody was told.
+//!
+//! A node that keeps what another one had stored says in its own log what changes of that. So whoever takes
+//! its backup over reads the other one's first, which does not change any more, and then this one
+//! ([`super::MemberView::backups_of`]).
 
-use super::{OwnerWord, StoredChannel, StoredLock, StoredMessage};
+use super::{BlockKey, OwnerWord, StoredChannel, StoredLock, StoredMessage};
 use crate::geometry::PAGE_BYTES;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -257,33 +261,43 @@ impl BackupBatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MalformedBatch;
 
-/// Contents of a backup, by their offsets in the partition: what the batches say that count.
+/// Contents of a backup, by their blocks: what the batches say that count.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct BackupImage {
     /// Word and contents of each object.
-    pub objects: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    pub objects: BTreeMap<BlockKey, (OwnerWord, Vec<u8>)>,
     /// Word and contents of each group.
-    pub groups: BTreeMap<u64, (OwnerWord, Vec<u8>)>,
+    pub groups: BTreeMap<BlockKey, (OwnerWord, Vec<u8>)>,
     /// Word and state of each lock.
-    pub locks: BTreeMap<u64, (OwnerWord, StoredLock)>,
+    pub locks: BTreeMap<BlockKey, (OwnerWord, StoredLock)>,
     /// Word and state of each channel.
-    pub channels: BTreeMap<u64, (OwnerWord, StoredChannel)>,
+    pub channels: BTreeMap<BlockKey, (OwnerWord, StoredChannel)>,
     /// Word and contents of each value of a channel.
-    pub messages: BTreeMap<u64, (OwnerWord, StoredMessage)>,
+    pub messages: BTreeMap<BlockKey, (OwnerWord, StoredMessage)>,
 }
 
 impl BackupImage {
+    /// Forgets all whose words are not meant.
+    pub fn retain(&mut self, is_meant: impl Fn(OwnerWord) -> bool) {
+        self.objects.retain(|_, (word, _)| is_meant(*word));
+        self.groups.retain(|_, (word, _)| is_meant(*word));
+        self.locks.retain(|_, (word, _)| is_meant(*word));
+        self.channels.retain(|_, (word, _)| is_meant(*word));
+        self.messages.retain(|_, (word, _)| is_meant(*word));
+    }
+
     /// Adds a batch.
     fn apply(&mut self, mut entries: &[u8]) -> Result<(), MalformedBatch> {
         while !entries.is_empty() {
             let word = OwnerWord::from_bits(take_u64(&mut entries)?).ok_or(MalformedBatch)?;
             let bytes = take_u64(&mut entries)?;
             // Whatever has the block now, or nothing.
-            self.objects.remove(&word.offset());
-            self.groups.remove(&word.offset());
-            self.locks.remove(&word.offset());
-            self.channels.remove(&word.offset());
-            self.messages.remove(&word.offset());
+            let block = word.block();
+            self.objects.remove(&block);
+            self.groups.remove(&block);
+            self.locks.remove(&block);
+            self.channels.remove(&block);
+            self.messages.remove(&block);
             if bytes == FREED {
                 continue;
             }
@@ -291,13 +305,12 @@ impl BackupImage {
             let padded = len.checked_next_multiple_of(ALIGN).ok_or(MalformedBatch)?;
             let (contents, rest) = entries.split_at_checked(padded).ok_or(MalformedBatch)?;
             let contents = &contents[..len];
-            let offset = word.offset();
             match bytes & MARKS {
-                0 => drop(self.objects.insert(offset, (word, contents.to_vec()))),
-                GROUP => drop(self.groups.insert(offset, (word, contents.to_vec()))),
-                LOCK => drop(self.locks.insert(offset, (word, StoredLock::decode(contents)?))),
-                CHANNEL => drop(self.channels.insert(offset, (word, StoredChannel::decode(contents)?))),
-                MESSAGE => drop(self.messages.insert(offset, (word, StoredMessage::decode(contents)?))),
+                0 => drop(self.objects.insert(block, (word, contents.to_vec()))),
+                GROUP => drop(self.groups.insert(block, (word, contents.to_vec()))),
+                LOCK => drop(self.locks.insert(block, (word, StoredLock::decode(contents)?))),
+                CHANNEL => drop(self.channels.insert(block, (word, StoredChannel::decode(contents)?))),
+                MESSAGE => drop(self.messages.insert(block, (word, StoredMessage::decode(contents)?))),
                 _ => return Err(MalformedBatch),
             }
             entries = rest;
@@ -334,9 +347,9 @@ pub enum BackupReadStep {
 }
 
 impl BackupReader {
-    /// Begins to read up to the batch that the commit word names.
-    pub fn new(layout: BackupLayout, commit: CommitWord) -> BackupReader {
-        BackupReader { layout, commit, next: layout.first_page(commit), before: 0, image: BackupImage::default() }
+    /// Begins to read up to the batch that the commit word names, on top of the backups that the writer had taken over.
+    pub fn new(layout: BackupLayout, commit: CommitWord, taken_over: BackupImage) -> BackupReader {
+        BackupReader { layout, commit, next: layout.first_page(commit), before: 0, image: taken_over }
     }
 
     /// Returns the pages of which the first is read next: the beginning of the next batch.
@@ -424,7 +437,7 @@ mod tests {
         }
 
         fn read(&self, layout: BackupLayout, commit: CommitWord) -> Result<BackupImage, MalformedBatch> {
-            let mut reader = BackupReader::new(layout, commit);
+            let mut reader = BackupReader::new(layout, commit, BackupImage::default());
             let pages = |first: u64, count: u64| &self.0[first as usize * PAGE..(first + count) as usize * PAGE];
             while let BackupReadStep::Pages(first, count) = reader.poll_header() {
                 let BackupReadStep::Pages(first, count) = reader.on_header(pages(first, count))? else {
@@ -459,11 +472,11 @@ mod tests {
                     Some(bytes) => {
                         let contents = vec![number as u8 + 1; *bytes];
                         batch.put(word, &contents);
-                        image.objects.insert(word.offset(), (word, contents));
+                        image.objects.insert(word.block(), (word, contents));
                     }
                     None => {
                         batch.free(word);
-                        image.objects.remove(&word.offset());
+                        image.objects.remove(&word.block());
                     }
                 }
             }
@@ -473,42 +486,42 @@ mod tests {
             let holders = (0..number % 3).map(|_| (ticket, LockMode::Shared)).collect();
             let state = StoredLock { value: vec![number as u8; 9], holders, ..StoredLock::default() };
             batch.put_lock(lock, &state);
-            image.locks.insert(lock.offset(), (lock, state.clone()));
+            image.locks.insert(lock.block(), (lock, state.clone()));
             if number % 2 == 0 {
                 batch.put_lock(other, &state);
-                image.locks.insert(other.offset(), (other, state));
+                image.locks.insert(other.block(), (other, state));
             } else {
                 batch.free(other);
-                image.locks.remove(&other.offset());
+                image.locks.remove(&other.block());
             }
             // A group that gets longer, and is a plain object or nothing in between.
             let group = word(9, number as u16);
-            image.groups.remove(&group.offset());
-            image.objects.remove(&group.offset());
+            image.groups.remove(&group.block());
+            image.objects.remove(&group.block());
             let contents = vec![number as u8; 16 * number];
             match number % 3 {
                 0 => batch.free(group),
                 1 => {
                     batch.put_group(group, &contents);
-                    image.groups.insert(group.offset(), (group, contents));
+                    image.groups.insert(group.block(), (group, contents));
                 }
                 _ => {
                     batch.put(group, &contents);
-                    image.objects.insert(group.offset(), (group, contents));
+                    image.objects.insert(group.block(), (group, contents));
                 }
             }
             // A channel to which each batch sends a value, and of which every third one is received.
             let (channel, value) = (word(8, 1), word(20 + number as u64, 1));
             let state = StoredChannel { bound: number as u64, ..StoredChannel::default() };
             batch.put_channel(channel, &state);
-            image.channels.insert(channel.offset(), (channel, state));
+            image.channels.insert(channel.block(), (channel, state));
             let message = StoredMessage { channel, position: number as u64, value: vec![number as u8; 3] };
             batch.put_message(value, &message);
-            image.messages.insert(value.offset(), (value, message));
+            image.messages.insert(value.block(), (value, message));
             if number % 3 == 2 {
                 let received = word(18 + number as u64, 1);
                 batch.free(received);
-                image.messages.remove(&received.offset());
+                image.messages.remove(&received.block());
             }
             story.push((batch, image.clone()));
         }

@@ -40,4 +40,4 @@ pub use stored_lock::StoredLock;
 pub use thin_lock::ThinLock;
 pub use view::{Expulsion, LossCause, MemberView, ViewChange};
 pub use withdrawn::WithdrawnTickets;
-pub use word::{Colour, OwnerWord, Partition};
+pub use word::{BlockKey, Colour, OwnerWord, Partition};

@@ -92,6 +92,21 @@ impl MemberView {
         self.0.iter().all(|change| change.node != node)
     }
 
+    /// Returns the nodes whose backups hold what a node keeps, in the order in which they are read: those whose objects
+    /// it keeps, the first that was lost first, and itself. Each says in its own backup what has changed of those
+    /// before.
+    pub fn backups_of(&self, node: u16) -> Vec<u16> {
+        let mut nodes = alloc::vec![node];
+        // A host was lost after those whose objects it kept.
+        for ViewChange { node, host, .. } in self.0.iter().rev() {
+            if host.is_some_and(|host| nodes.contains(&host)) {
+                nodes.push(*node);
+            }
+        }
+        nodes.reverse();
+        nodes
+    }
+
     /// Returns when and why a node was expelled; `None` if it was not.
     pub fn expulsion(&self, node: u16) -> Option<Expulsion> {
         let at = self.0.iter().position(|change| change.node == node)?;
@@ -128,6 +143,45 @@ mod tests {
             }
         }
         assert_eq!((all.since(3), all.since(9)), (&[][..], &[][..]));
+    }
+
+    /// All histories of five nodes, each with a backup or without, whose objects go to any node that is left.
+    #[test]
+    fn the_backups_that_hold_what_a_node_keeps_are_read_in_the_order_of_the_losses() {
+        fn try_all(view: &MemberView, histories: &mut u32) {
+            // Of each node: where its objects are, and the nodes whose backups say how they are.
+            let mut kept: Vec<(Option<u16>, Vec<u16>)> = (0..5).map(|node| (Some(node), vec![node])).collect();
+            for ViewChange { node, host, .. } in view.since(0) {
+                for (keeper, path) in kept.iter_mut().filter(|(keeper, _)| *keeper == Some(*node)) {
+                    *keeper = *host;
+                    path.extend(host);
+                }
+            }
+            for node in (0..5).filter(|node| view.has(*node)) {
+                let order = view.backups_of(node);
+                assert_eq!(order.last(), Some(&node));
+                for (of, (keeper, path)) in kept.iter().enumerate() {
+                    assert_eq!(order.contains(&(of as u16)), *keeper == Some(node));
+                    if *keeper == Some(node) {
+                        let at = |node: &u16| order.iter().position(|other| other == node).unwrap();
+                        assert!(path.iter().map(at).is_sorted(), "{order:?} {path:?}");
+                    }
+                }
+            }
+            *histories += 1;
+            let left: Vec<u16> = (0..5).filter(|node| view.has(*node)).collect();
+            for gone in left.iter().copied().filter(|_| left.len() > 1) {
+                for host in left.iter().copied().filter(|host| *host != gone).map(Some).chain([None]) {
+                    let mut view = view.clone();
+                    view.expel(ViewChange { host, ..change(gone) });
+                    try_all(&view, histories);
+                }
+            }
+        }
+        let mut histories = 0;
+        try_all(&MemberView::default(), &mut histories);
+        // After each loss: five nodes with five hosts each, then four with four.
+        assert_eq!(histories, 1 + 25 + 25 * 16 + 25 * 16 * 9 + 25 * 16 * 9 * 4);
     }
 
     #[test]

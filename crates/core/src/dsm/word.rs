@@ -47,6 +47,13 @@ const PARTITION_BITS: u32 = 10;
 const PARTITION_SHIFT: u32 = OFFSET_BITS + FLAG_BITS;
 const COLOUR_SHIFT: u32 = PARTITION_SHIFT + PARTITION_BITS;
 
+/// Block of a partition, whatever is in it when.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BlockKey {
+    partition: Partition,
+    offset: u64,
+}
+
 /// Word of an owner: colour (16 bits), partition (10), flags (2), offset in units of 16 bytes (36).
 ///
 /// It holds no address, so address spaces may differ from node to node. An owner that is lent or
@@ -120,7 +127,12 @@ impl OwnerWord {
 
     /// Returns whether both words name the same block, whatever was in it when.
     pub fn is_same_block(self, other: OwnerWord) -> bool {
-        (self.partition(), self.offset()) == (other.partition(), other.offset())
+        self.block() == other.block()
+    }
+
+    /// Returns the block of the object.
+    pub fn block(self) -> BlockKey {
+        BlockKey { partition: self.partition(), offset: self.offset() }
     }
 
     /// Returns the word after a mutable borrow in place; `None` if the object must move, because

@@ -10,9 +10,9 @@ use crate::locks::{
 use crate::program::{Held, Outcome, Start, start_task};
 use crate::world::{Action, FIRST, Failure, Kind, NODES, Rule, Slot, World};
 use farfield_core::dsm::{
-    BackupBatch, BackupLayout, BackupLog, BackupReadStep, BackupReader, BatchPlace, BlockHeader, BlockRights,
-    BorrowRoot, BorrowerCounts, Colour, CommitWord, HomeTicket, LoanNumber, LoanPlace, OwnerWord, Partition,
-    StoredChannel, StoredLock, StoredMessage, WithdrawnTickets,
+    BackupBatch, BackupImage, BackupLayout, BackupLog, BackupReadStep, BackupReader, BatchPlace, BlockHeader,
+    BlockRights, BorrowRoot, BorrowerCounts, Colour, CommitWord, HomeTicket, LoanNumber, LoanPlace, OwnerWord,
+    Partition, StoredChannel, StoredLock, StoredMessage, WithdrawnTickets,
 };
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::lock::LockMode;
@@ -703,7 +703,7 @@ struct Image {
 
 /// Reads all batches that count. `None` if one is not whole.
 fn read_all(backup: &Replica, commit: CommitWord) -> Option<Image> {
-    let mut reader = BackupReader::new(layout(), commit);
+    let mut reader = BackupReader::new(layout(), commit, BackupImage::default());
     let pages = |first: u64, count: u64| {
         let range = first as usize * PAGE_BYTES..(first + count) as usize * PAGE_BYTES;
         backup.pages.get(range)

@@ -11,7 +11,7 @@ use super::{NodeEnd, say};
 use crate::message::ShareMessage;
 use crate::node::{NodeId, Peers, ShareNode};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use farfield_core::dsm::{Expulsion, LossCause, ViewChange};
+use farfield_core::dsm::{BackupImage, Expulsion, LossCause, ViewChange};
 use farfield_pool::CallChannel;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -212,7 +212,7 @@ impl LookedAfter {
         let (lost, restored) = node.peers.begin_take_over(self.id)?;
         restored.into_iter().for_each(|(replica, region)| access.set_share(replica, region.into_share()));
         let is_lost = |replica: u8| lost >> replica & 1 == 1;
-        match access.open_for_take_over(is_lost).and_then(|mut region| region.take_over()) {
+        match access.open_for_take_over(is_lost).and_then(|mut region| region.take_over(&BackupImage::default())) {
             Ok(image) => {
                 node.promote(self.id, image);
                 Some(node.id.0)

@@ -13,11 +13,13 @@
 //! may be writing to that. Channels are noted in the same way, and their values as they are accepted.
 //!
 //! A group is an object with all that is tied to it, in one version.
+//!
+//! What this node keeps of nodes that are gone stays in their backups, which do not change any more. Its own backup
+//! says what has changed of that: numbers, locks, channels, and what is there no longer.
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::groups::{group_contents, visit_group};
 use super::{AtomicStep, ShareNode};
-use crate::arena::ShareArena;
 use crate::backup::{BackupAccess, BackupError, BackupRegion, LostReplica, Replica, ReplicaAccess};
 use crate::member::ReplicaVerdict;
 use crate::object::ObjectContents;
@@ -26,7 +28,9 @@ use crate::stats::count;
 use crate::task::code::ShippedCode;
 use crate::{OwnedObject, ShareError};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use farfield_core::dsm::{BackupBatch, BackupLog, BatchPlace, OwnerWord, StoredChannel, StoredLock, StoredMessage};
+use farfield_core::dsm::{
+    BackupBatch, BackupLog, BatchPlace, BlockKey, OwnerWord, StoredChannel, StoredLock, StoredMessage,
+};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -40,18 +44,20 @@ pub(crate) struct NodeBackup {
 }
 
 struct BackupState {
-    /// Stored versions, by offset, that are the objects' contents still.
-    stored: HashMap<u64, StoredObject>,
+    /// Stored versions that are the objects' contents still. Promoted objects are among them if they were changed.
+    stored: HashMap<BlockKey, StoredObject>,
     /// Numbers that have changed since they were stored, and values of channels that were not stored yet.
-    changed: HashMap<u64, StoredObject>,
-    /// Locks of this node, by offset, and the offsets of those that have changed since they were stored.
-    locks: HashMap<u64, KnownLock>,
-    changed_locks: HashSet<u64>,
-    /// Channels of this node in the same way.
-    channels: HashMap<u64, KnownChannel>,
-    changed_channels: HashSet<u64>,
+    changed: HashMap<BlockKey, StoredObject>,
+    /// Locks that this node keeps, and those that have changed since they were stored.
+    locks: HashMap<BlockKey, KnownLock>,
+    changed_locks: HashSet<BlockKey>,
+    /// Channels in the same way.
+    channels: HashMap<BlockKey, KnownChannel>,
+    changed_channels: HashSet<BlockKey>,
     /// Values in all channels, and those that were received and may be asked for again.
-    messages: HashMap<u64, StoredObject>,
+    messages: HashMap<BlockKey, StoredObject>,
+    /// Promoted objects that are not here any more. The backups of their nodes have them, so each checkpoint says so.
+    left: HashMap<BlockKey, OwnerWord>,
     /// Position of the next value, in all channels.
     position: u64,
     /// Batch that is being collected, its number here, and the entries in it that somebody waits for.
@@ -99,7 +105,11 @@ enum StoredKind {
 
 impl StoredObject {
     /// Reads the contents of the object. Returns `None` if this version of it is not there.
-    fn contents(&self, arena: &ShareArena) -> Option<Vec<u8>> {
+    fn contents(&self, node: &ShareNode) -> Option<Vec<u8>> {
+        if !node.is_here(self.word) {
+            return node.read_promoted(self.word, 0, self.bytes as u64);
+        }
+        let arena = &node.arena;
         if let StoredKind::Group(root) = self.kind {
             // SAFETY: it was staged as a group that begins with an object of this type.
             return unsafe { group_contents(arena, self.word, root) };
@@ -116,8 +126,8 @@ impl StoredObject {
     }
 
     /// Adds the object to a batch. Returns whether it is there.
-    fn put_into(&self, batch: &mut BackupBatch, arena: &ShareArena) -> bool {
-        let Some(contents) = self.contents(arena) else { return false };
+    fn put_into(&self, batch: &mut BackupBatch, node: &ShareNode) -> bool {
+        let Some(contents) = self.contents(node) else { return false };
         match self.kind {
             StoredKind::Message { channel, position } => {
                 batch.put_message(self.word, &StoredMessage { channel, position, value: contents });
@@ -129,7 +139,7 @@ impl StoredObject {
     }
 }
 
-/// Channel of this node as others may find it.
+/// Channel that this node keeps, as others may find it.
 struct KnownChannel {
     word: OwnerWord,
     state: StoredChannel,
@@ -137,11 +147,11 @@ struct KnownChannel {
     is_shared: bool,
 }
 
-/// Lock of this node as others may find it.
+/// Lock that this node keeps, as others may find it.
 struct KnownLock {
     word: OwnerWord,
     state: StoredLock,
-    /// Code that says what the value owns.
+    /// Code that says what the value owns. Whoever gives back a lock of a node that is gone stages that itself.
     destructor: Option<ShippedCode>,
     /// Whether others may know the lock, so that it is stored.
     is_shared: bool,
@@ -174,6 +184,7 @@ impl NodeBackup {
             channels: HashMap::new(),
             changed_channels: HashSet::new(),
             messages: HashMap::new(),
+            left: HashMap::new(),
             position: 0,
             batch: BackupBatch::default(),
             collecting: 1,
@@ -193,11 +204,11 @@ impl NodeBackup {
 }
 
 impl BackupState {
-    /// Adds an object of this node to the batch. Returns whether it is there.
-    fn put(&mut self, arena: &ShareArena, stored: StoredObject) -> bool {
-        let is_there = stored.put_into(&mut self.batch, arena);
+    /// Adds an object that this node keeps to the batch. Returns whether it is there.
+    fn put(&mut self, node: &ShareNode, stored: StoredObject) -> bool {
+        let is_there = stored.put_into(&mut self.batch, node);
         if is_there {
-            self.stored.insert(stored.word.offset(), stored);
+            self.stored.insert(stored.word.block(), stored);
             self.staged += 1;
         }
         is_there
@@ -207,15 +218,15 @@ impl BackupState {
         let mut left = owned;
         while let Some(OwnedObject { word, bytes, count, contents }) = left.pop() {
             match contents {
-                ObjectContents::Locked => self.share_lock(node, word),
-                ObjectContents::Channel => self.share_channel(node, word),
+                ObjectContents::Locked => self.share_lock(word),
+                ObjectContents::Channel => self.share_channel(word),
                 ObjectContents::Values(_) | ObjectContents::Number | ObjectContents::Group(_) => {}
             }
             let is_stored = |stored: &StoredObject| stored.word == word && stored.bytes == bytes;
             // Objects of other nodes are in the backups of these.
             if !node.is_here(word)
                 || matches!(contents, ObjectContents::Locked | ObjectContents::Channel)
-                || self.stored.get(&word.offset()).is_some_and(is_stored)
+                || self.stored.get(&word.block()).is_some_and(is_stored)
             {
                 continue;
             }
@@ -224,7 +235,7 @@ impl BackupState {
                 ObjectContents::Group(root) => StoredKind::Group(root()),
                 _ => StoredKind::Values,
             };
-            if !self.put(&node.arena, StoredObject { word, bytes, kind }) {
+            if !self.put(node, StoredObject { word, bytes, kind }) {
                 continue;
             }
             match contents {
@@ -242,21 +253,21 @@ impl BackupState {
     }
 
     /// Records that others may know a lock from now on.
-    fn share_lock(&mut self, node: &ShareNode, word: OwnerWord) {
-        let lock = self.locks.get_mut(&word.offset()).filter(|lock| node.is_here(word) && lock.word == word);
+    fn share_lock(&mut self, word: OwnerWord) {
+        let lock = self.locks.get_mut(&word.block()).filter(|lock| lock.word == word);
         if let Some(lock) = lock
             && !core::mem::replace(&mut lock.is_shared, true)
         {
-            self.changed_locks.insert(word.offset());
+            self.changed_locks.insert(word.block());
         }
     }
 
     /// Records that others may know a channel from now on.
-    fn share_channel(&mut self, node: &ShareNode, word: OwnerWord) {
-        let channel = self.channels.get_mut(&word.offset());
-        let Some(channel) = channel.filter(|channel| node.is_here(word) && channel.word == word) else { return };
+    fn share_channel(&mut self, word: OwnerWord) {
+        let channel = self.channels.get_mut(&word.block());
+        let Some(channel) = channel.filter(|channel| channel.word == word) else { return };
         if !core::mem::replace(&mut channel.is_shared, true) {
-            self.changed_channels.insert(word.offset());
+            self.changed_channels.insert(word.block());
             let is_of =
                 |stored: &StoredObject| matches!(stored.kind, StoredKind::Message { channel, .. } if channel == word);
             self.changed.extend(self.messages.iter().filter(|(_, stored)| is_of(stored)));
@@ -267,18 +278,18 @@ impl BackupState {
     /// shows one moment of the node: whoever may write to what a lock owns is the lock's holder in it.
     fn stage_changes(&mut self, node: &ShareNode) {
         for stored in core::mem::take(&mut self.changed).into_values() {
-            self.put(&node.arena, stored);
+            self.put(node, stored);
         }
-        for offset in core::mem::take(&mut self.changed_channels) {
-            if let Some(channel) = self.channels.get(&offset) {
+        for block in core::mem::take(&mut self.changed_channels) {
+            if let Some(channel) = self.channels.get(&block) {
                 self.batch.put_channel(channel.word, &channel.state);
                 self.staged += 1;
             }
         }
         // What a lock owns may own locks.
-        while let Some(offset) = self.changed_locks.iter().next().copied() {
-            self.changed_locks.remove(&offset);
-            let Some(lock) = self.locks.get(&offset) else { continue };
+        while let Some(block) = self.changed_locks.iter().next().copied() {
+            self.changed_locks.remove(&block);
+            let Some(lock) = self.locks.get(&block) else { continue };
             let owned = lock.owned();
             self.batch.put_lock(lock.word, &lock.state);
             self.staged += 1;
@@ -290,33 +301,44 @@ impl BackupState {
         }
     }
 
-    /// Forgets the contents of an object that is changed or freed now.
-    fn forget(&mut self, word: OwnerWord) {
+    /// Forgets the contents of an object that is changed or freed now. Returns whether it was a value of a channel.
+    fn forget(&mut self, word: OwnerWord) -> bool {
         // Whoever frees an object late does not mean a later one in its block.
         let is_meant = |stored: &StoredObject| stored.word.colour() <= word.colour();
-        let is_received = self.messages.get(&word.offset()).is_some_and(is_meant);
+        let is_received = self.messages.get(&word.block()).is_some_and(is_meant);
         for known in [&mut self.changed, &mut self.messages] {
-            if known.get(&word.offset()).is_some_and(is_meant) {
-                known.remove(&word.offset());
+            if known.get(&word.block()).is_some_and(is_meant) {
+                known.remove(&word.block());
             }
         }
-        if self.channels.get(&word.offset()).is_some_and(|channel| channel.word.colour() <= word.colour()) {
-            self.changed_channels.remove(&word.offset());
-            if self.channels.remove(&word.offset()).is_some_and(|channel| channel.is_shared) {
+        if self.channels.get(&word.block()).is_some_and(|channel| channel.word.colour() <= word.colour()) {
+            self.changed_channels.remove(&word.block());
+            if self.channels.remove(&word.block()).is_some_and(|channel| channel.is_shared) {
                 self.batch.free(word);
             }
         }
-        if self.stored.get(&word.offset()).is_some_and(is_meant) {
-            self.stored.remove(&word.offset());
+        if self.stored.get(&word.block()).is_some_and(is_meant) {
+            self.stored.remove(&word.block());
             self.batch.free(word);
             // Whoever is told what follows from that is told after it is stored: the value would arrive again.
             self.staged += u64::from(is_received);
         }
-        if self.locks.get(&word.offset()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
-            self.changed_locks.remove(&word.offset());
-            if self.locks.remove(&word.offset()).is_some_and(|lock| lock.is_shared) {
+        if self.locks.get(&word.block()).is_some_and(|lock| lock.word.colour() <= word.colour()) {
+            self.changed_locks.remove(&word.block());
+            if self.locks.remove(&word.block()).is_some_and(|lock| lock.is_shared) {
                 self.batch.free(word);
             }
+        }
+        is_received
+    }
+
+    /// Forgets a promoted object, which is there no longer: it was moved, dropped or received.
+    fn leave(&mut self, word: OwnerWord) {
+        let is_received = self.forget(word);
+        // Nobody takes a batch of a backup that has ended.
+        if self.ended.is_none() && self.left.insert(word.block(), word).is_none() {
+            self.batch.free(word);
+            self.staged += u64::from(is_received);
         }
     }
 
@@ -327,12 +349,13 @@ impl BackupState {
         core::mem::take(&mut self.batch)
     }
 
-    /// Makes a batch of all objects, locks and channels.
-    fn all(&self, arena: &ShareArena) -> BackupBatch {
+    /// Makes a batch of all objects, locks and channels, and of what is there no longer.
+    fn all(&self, node: &ShareNode) -> BackupBatch {
         let mut all = BackupBatch::default();
         for stored in self.stored.values() {
-            stored.put_into(&mut all, arena);
+            stored.put_into(&mut all, node);
         }
+        self.left.values().for_each(|word| all.free(*word));
         for channel in self.channels.values().filter(|channel| channel.is_shared) {
             all.put_channel(channel.word, &channel.state);
         }
@@ -379,11 +402,52 @@ impl ShareNode {
         }
     }
 
-    /// Records that an object of this node is changed or freed from now on.
+    /// Records that an object that this node keeps is changed, freed or not here any more from now on.
     pub(crate) fn forget_stored(&self, word: OwnerWord) {
-        if let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) {
+        let Some(backup) = &self.backup else { return };
+        if self.is_here(word) {
             backup.lock().forget(word);
+        } else if self.holds_promoted(word) {
+            backup.lock().leave(word);
         }
+    }
+
+    /// Records the state of a lock of a node that is gone. Its own backup holds what the value was.
+    pub(super) fn keep_stored_lock(&self, word: OwnerWord, state: StoredLock) {
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
+        if backup.ended.is_none() {
+            backup.locks.insert(word.block(), KnownLock { word, state, destructor: None, is_shared: true });
+        }
+    }
+
+    /// Records the state of a channel of a node that is gone, and its values. Those that come stand behind them.
+    pub(super) fn keep_stored_channel(
+        &self,
+        word: OwnerWord,
+        state: StoredChannel,
+        messages: &[(OwnerWord, StoredMessage)],
+    ) {
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
+        if backup.ended.is_some() {
+            return;
+        }
+        backup.channels.insert(word.block(), KnownChannel { word, state, is_shared: true });
+        for (value, StoredMessage { channel, position, value: contents }) in messages {
+            let kind = StoredKind::Message { channel: *channel, position: *position };
+            backup.messages.insert(value.block(), StoredObject { word: *value, bytes: contents.len(), kind });
+            backup.position = backup.position.max(position + 1);
+        }
+    }
+
+    /// Makes a step of a promoted number, as of one of this node.
+    pub(super) fn step_promoted_number(&self, word: OwnerWord, step: AtomicStep) -> Option<u64> {
+        let mut state = self.backup.as_ref().filter(|_| step != AtomicStep::Load).map(NodeBackup::lock);
+        let before = self.step_promoted(word, step)?;
+        if let Some(state) = state.as_mut().filter(|state| state.ended.is_none()) {
+            let stored = StoredObject { word, bytes: size_of::<u64>(), kind: StoredKind::Number };
+            state.changed.insert(word.block(), stored);
+        }
+        Some(before)
     }
 
     /// Begins a lock of this node, whose value has so many bytes.
@@ -398,7 +462,7 @@ impl ShareNode {
         let state = StoredLock { value, owns_others: destructor.is_some(), ..StoredLock::default() };
         let mut backup = backup.lock();
         if backup.ended.is_none() {
-            backup.locks.insert(word.offset(), KnownLock { word, state, destructor, is_shared: false });
+            backup.locks.insert(word.block(), KnownLock { word, state, destructor, is_shared: false });
         }
     }
 
@@ -406,58 +470,55 @@ impl ShareNode {
     pub(super) fn begin_stored_channel(&self, word: OwnerWord, state: StoredChannel) {
         let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
         if backup.ended.is_none() {
-            backup.channels.insert(word.offset(), KnownChannel { word, state, is_shared: false });
+            backup.channels.insert(word.block(), KnownChannel { word, state, is_shared: false });
         }
     }
 
-    /// Records the state of a channel of this node, before anybody is told of a change. A channel that another
+    /// Records the state of a channel that this node keeps, before anybody is told of a change. A channel that another
     /// node has asked is known to others.
     pub(super) fn note_channel(&self, word: OwnerWord, state: &StoredChannel, is_asked: bool) {
-        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
-        let mut backup = backup.lock();
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
         if is_asked {
-            backup.share_channel(self, word);
+            backup.share_channel(word);
         }
-        let Some(channel) = backup.channels.get_mut(&word.offset()).filter(|channel| channel.word == word) else {
+        let Some(channel) = backup.channels.get_mut(&word.block()).filter(|channel| channel.word == word) else {
             return;
         };
         if channel.state != *state {
             channel.state.clone_from(state);
             if channel.is_shared {
-                backup.changed_channels.insert(word.offset());
+                backup.changed_channels.insert(word.block());
             }
         }
     }
 
-    /// Records that a value was accepted into a channel of this node, behind all others; or was received, and
+    /// Records that a value was accepted into a channel that this node keeps, behind all others; or was received, and
     /// may be asked for again.
     pub(super) fn note_message(&self, channel: OwnerWord, word: OwnerWord, bytes: u64) {
-        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
-        let mut backup = backup.lock();
-        let Some(known) = backup.channels.get(&channel.offset()).filter(|known| known.word == channel) else { return };
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
+        let Some(known) = backup.channels.get(&channel.block()).filter(|known| known.word == channel) else { return };
         let is_shared = known.is_shared;
-        if backup.messages.get(&word.offset()).is_some_and(|stored| stored.word == word) {
+        if backup.messages.get(&word.block()).is_some_and(|stored| stored.word == word) {
             return;
         }
         let kind = StoredKind::Message { channel, position: backup.position };
         backup.position += 1;
         let stored = StoredObject { word, bytes: bytes as usize, kind };
-        backup.messages.insert(word.offset(), stored);
+        backup.messages.insert(word.block(), stored);
         if is_shared {
-            backup.changed.insert(word.offset(), stored);
+            backup.changed.insert(word.block(), stored);
         }
     }
 
-    /// Records a change of a lock of this node, before anybody is told of it. `note` returns whether there is
+    /// Records a change of a lock that this node keeps, before anybody is told of it. `note` returns whether there is
     /// one. A lock that another node holds is known to others.
     pub(super) fn note_lock(&self, word: OwnerWord, note: impl FnOnce(&mut StoredLock) -> bool) {
-        let Some(backup) = self.backup.as_ref().filter(|_| self.is_here(word)) else { return };
-        let mut backup = backup.lock();
-        let Some(lock) = backup.locks.get_mut(&word.offset()).filter(|lock| lock.word == word) else { return };
+        let Some(mut backup) = self.backup.as_ref().map(NodeBackup::lock) else { return };
+        let Some(lock) = backup.locks.get_mut(&word.block()).filter(|lock| lock.word == word) else { return };
         let is_changed = note(&mut lock.state);
         lock.is_shared |= lock.state.holders.iter().any(|(ticket, _)| ticket.node != self.id.0);
         if is_changed && lock.is_shared {
-            backup.changed_locks.insert(word.offset());
+            backup.changed_locks.insert(word.block());
         }
     }
 
@@ -471,10 +532,10 @@ impl ShareNode {
             step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
         })?;
         if let Some(state) = &mut state
-            && state.stored.contains_key(&word.offset())
+            && state.stored.contains_key(&word.block())
         {
             let stored = StoredObject { word, bytes: size_of::<u64>(), kind: StoredKind::Number };
-            state.changed.insert(word.offset(), stored);
+            state.changed.insert(word.block(), stored);
         }
         Some(before)
     }
@@ -503,7 +564,7 @@ impl ShareNode {
             let (mut batch, place) = match writer.log.append(&batch) {
                 Some(place) => (batch, Some(place)),
                 None => {
-                    let all = state.all(&self.arena);
+                    let all = state.all(self);
                     let place = writer.log.checkpoint(&all);
                     (all, place)
                 }
@@ -556,7 +617,7 @@ impl ShareNode {
         if end.is_some() {
             state.ended = end;
             (state.stored, state.changed, state.messages) = Default::default();
-            (state.locks, state.channels) = Default::default();
+            (state.locks, state.channels, state.left) = Default::default();
         }
         backup.changed.notify_all();
         state
@@ -600,7 +661,7 @@ impl ShareNode {
         }
         state.stage_changes(self);
         let (number, _) = (state.collecting, state.take_batch());
-        let mut all = state.all(&self.arena);
+        let mut all = state.all(self);
         let place = writer.log.checkpoint(&all);
         drop(state);
         let state = self.write_batch(backup, writer, number, &mut all, place, Some((added, access)));

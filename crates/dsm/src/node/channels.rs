@@ -80,6 +80,7 @@ impl ShareNode {
         messages.sort_by_key(|(_, message)| message.position);
         let received: HashSet<_> = state.received().collect();
         messages.iter().for_each(|(value, message)| self.keep_promoted(*value, &message.value));
+        self.keep_stored_channel(word, state.clone(), &messages);
         // A node that is gone was lost before its waits are ended.
         let unasked = state.take_over(|other| other == node.0 || self.peers.is_lost(NodeId(other)));
         unasked.into_iter().for_each(|value| self.free_message(value));

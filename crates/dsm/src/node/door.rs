@@ -468,7 +468,7 @@ mod tests {
         assert!(matches!(reply_of(&lock(1)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
         assert!(matches!(reply_of(&unlock(1, 9)), Some(ShareReply::Done)));
         assert!(matches!(reply_of(&lock(2)), Some(ShareReply::Answer(WaitAnswer::Granted { .. }))));
-        let image = access.open().unwrap().take_over().unwrap();
+        let image = access.open().unwrap().take_over(&BackupImage::default()).unwrap();
         let stored = image.locks.into_values().map(|(of, lock)| (of, lock.value, lock.holders)).collect::<Vec<_>>();
         assert_eq!(stored, [(word, vec![9; 8], vec![(HomeTicket { node: 1, number: 2 }, LockMode::Exclusive)])]);
         assert!(matches!(reply_of(&unlock(2, 10)), Some(ShareReply::TakenOver)), "it is said elsewhere again");
@@ -543,7 +543,7 @@ mod tests {
         let holders = vec![(HomeTicket { node: 1, number: 7 }, LockMode::Exclusive)];
         let lock = StoredLock { value: vec![5; 8], holders, ..StoredLock::default() };
         let mut image = BackupImage::default();
-        image.locks.insert(word.offset(), (word, lock));
+        image.locks.insert(word.block(), (word, lock));
         node.promote(NodeId(2), image);
         node.expel(ViewChange { node: 2, host: Some(0), cause: LossCause::Ended });
         let locked = LockedType { bytes: 8, owns_others: false, destructor: None };
@@ -599,10 +599,10 @@ mod tests {
             ..StoredChannel::default()
         };
         let mut image = BackupImage::default();
-        image.channels.insert(word(1).offset(), (word(1), channel));
+        image.channels.insert(word(1).block(), (word(1), channel));
         for (block, position, value) in [(2, 0, 20u8), (3, 7, 31), (4, 6, 30)] {
             let message = StoredMessage { channel: word(1), position, value: vec![value] };
-            image.messages.insert(word(block).offset(), (word(block), message));
+            image.messages.insert(word(block).block(), (word(block), message));
         }
         node.promote(NodeId(2), image);
         node.expel(ViewChange { node: 2, host: Some(0), cause: LossCause::Ended });

@@ -236,6 +236,7 @@ impl ShareNode {
         let is_gone = |holder: u16| holder == node.0 || self.peers.is_lost(NodeId(holder));
         let stored = stored.without(is_gone);
         self.keep_promoted(word, &stored.value);
+        self.keep_stored_lock(word, stored.clone());
         let lenders = stored.lenders(is_gone);
         let StoredLock { value, holders, was_left, is_lost, owns_others } = stored;
         if !holders.is_empty() || was_left || is_lost {

@@ -305,9 +305,7 @@ impl ShareNode {
         // What is in its memory may be newer than what another node keeps of it.
         self.arenas.lose(node);
         // Whoever is told that the node is gone finds who keeps its objects.
-        if let Some(host) = change.host {
-            self.set_host(node, NodeId(host));
-        }
+        self.set_host(node, change.host.map(NodeId));
         self.peers.lose(node);
         self.joins.lose(node);
         self.waits.lose(node);

@@ -3,6 +3,9 @@
 //! They are read, moved away and dropped, but no owner writes to one here: a mutable borrow brings it to a
 //! block of the borrower's node. So no new version is made in a partition that was promoted, and its words
 //! are never used again. Atomic numbers and values under locks stay and are changed.
+//!
+//! The backups of those nodes stay as they are. This node says in its own backup what changes, so that the next one
+//! can keep the same objects (`super::backup`).
 #![allow(unsafe_code, reason = "objects are read where they lie")]
 
 use super::{AtomicStep, NodeId, ShareNode, within};
@@ -10,7 +13,7 @@ use crate::ShareError;
 use crate::stats::count;
 use crate::task::code::ShippedCode;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use farfield_core::dsm::{BackupImage, OwnerWord};
+use farfield_core::dsm::{BackupImage, BlockKey, OwnerWord};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,8 +27,7 @@ pub(super) struct PromotedObjects {
 
 #[derive(Default)]
 struct PromotedTable {
-    /// Objects by partition and offset.
-    objects: HashMap<(u16, u64), PromotedObject>,
+    objects: HashMap<BlockKey, PromotedObject>,
     /// Bytes of all of them.
     bytes: u64,
 }
@@ -48,10 +50,6 @@ impl PartitionHosts {
     }
 }
 
-fn key(word: OwnerWord) -> (u16, u64) {
-    (word.partition().number(), word.offset())
-}
-
 impl PromotedObject {
     fn new(word: OwnerWord, contents: &[u8]) -> PromotedObject {
         let mut aligned = vec![0u128; contents.len().div_ceil(size_of::<u128>()).max(1)];
@@ -69,7 +67,7 @@ impl PromotedObject {
 impl PromotedTable {
     fn insert(&mut self, word: OwnerWord, contents: &[u8]) {
         self.bytes += contents.len() as u64;
-        self.objects.insert(key(word), PromotedObject::new(word, contents));
+        self.objects.insert(word.block(), PromotedObject::new(word, contents));
     }
 }
 
@@ -90,14 +88,14 @@ impl PromotedObjects {
 
     /// Calls `action` with an object, if this very version of it is here.
     fn with<R>(&self, word: OwnerWord, action: impl FnOnce(&mut PromotedObject) -> R) -> Option<R> {
-        self.lock().objects.get_mut(&key(word)).filter(|object| object.word == word).map(action)
+        self.lock().objects.get_mut(&word.block()).filter(|object| object.word == word).map(action)
     }
 
     /// Takes an object out, if this very version of it is here.
     fn take(&self, word: OwnerWord) -> Option<PromotedObject> {
         let mut table = self.lock();
-        table.objects.get(&key(word)).filter(|object| object.word == word)?;
-        let object = table.objects.remove(&key(word))?;
+        table.objects.get(&word.block()).filter(|object| object.word == word)?;
+        let object = table.objects.remove(&word.block())?;
         table.bytes -= object.bytes as u64;
         Some(object)
     }
@@ -115,10 +113,13 @@ impl ShareNode {
         self.host_of(word) != self.home_of(word)
     }
 
-    /// Records which node keeps the partition of one that is gone.
-    pub(crate) fn set_host(&self, of: NodeId, host: NodeId) {
-        if let Some(entry) = self.hosts.0.get(usize::from(of.0)) {
-            entry.store(host.0, Ordering::Release);
+    /// Records which node keeps what one that is gone had kept: its own partition, and those of nodes lost before. If
+    /// none does, these are lost.
+    pub(crate) fn set_host(&self, of: NodeId, host: Option<NodeId>) {
+        for (home, entry) in self.hosts.0.iter().enumerate() {
+            if entry.load(Ordering::Acquire) == of.0 {
+                entry.store(host.map_or(home as u16, |host| host.0), Ordering::Release);
+            }
         }
     }
 
@@ -136,25 +137,32 @@ impl ShareNode {
         }
     }
 
-    /// Keeps the objects of a node that is gone. Nobody asks for them before its loss is known.
-    pub(crate) fn promote(&self, node: NodeId, image: BackupImage) {
+    /// Keeps what a node had stored that is gone: its own objects, and those that it had kept. Nobody asks for them
+    /// before its loss is known.
+    pub(crate) fn promote(&self, node: NodeId, mut image: BackupImage) {
+        image.retain(|word| {
+            let home = self.home_of(word);
+            home == node || self.peers.is_lost(home)
+        });
         let mut table = self.promoted.lock();
-        for (word, contents) in image.objects.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+        for (word, contents) in image.objects.into_values() {
             table.insert(word, &contents);
         }
-        for (word, contents) in image.groups.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+        for (word, contents) in image.groups.into_values() {
             table.bytes += contents.len() as u64;
-            table.objects.insert(key(word), PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
+            table
+                .objects
+                .insert(word.block(), PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
         }
         drop(table);
-        for (word, lock) in image.locks.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+        for (word, lock) in image.locks.into_values() {
             self.promote_lock(node, word, lock);
         }
         let mut messages: HashMap<OwnerWord, Vec<_>> = HashMap::new();
-        for (word, message) in image.messages.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+        for (word, message) in image.messages.into_values() {
             messages.entry(message.channel).or_default().push((word, message));
         }
-        for (word, channel) in image.channels.into_values().filter(|(word, _)| self.home_of(*word) == node) {
+        for (word, channel) in image.channels.into_values() {
             self.promote_channel(node, word, channel, messages.remove(&word).unwrap_or_default());
         }
     }
@@ -166,6 +174,7 @@ impl ShareNode {
 
     /// Forgets a value that was received. Its receiver owns what it owns.
     pub(super) fn forget_promoted(&self, word: OwnerWord) {
+        self.forget_stored(word);
         self.promoted.take(word);
     }
 
@@ -202,6 +211,7 @@ impl ShareNode {
 
     /// Drops a promoted object, once.
     pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
+        self.forget_stored(word);
         let object = self.promoted.take(word);
         match (object, destructor) {
             (Some(group), Some(destructor)) if group.is_group => self.drop_promoted_group(&group, destructor),
@@ -230,5 +240,212 @@ impl ShareNode {
     /// Returns the error of an access to an object whose node is gone.
     pub(super) fn lost_with_home(&self, word: OwnerWord) -> ShareError {
         ShareError::NodeLost { node: self.home_of(word) }
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    //! Guards against what a host has changed and nobody finds after its death, and against what is there twice.
+    use super::*;
+    use crate::NodeBuilder;
+    use crate::backup::BackupAccess;
+    use crate::message::{LockEnd, LockedType, ShareMessage, ShareReply, WaitAnswer};
+    use crate::node::{NodeBackup, Peers};
+    use farfield_core::dsm::{Colour, LossCause, Partition, StoredChannel, StoredLock, StoredMessage, ViewChange};
+    use farfield_core::lock::LockMode;
+    use farfield_server::{Config, Server};
+    use std::borrow::Cow;
+    use std::collections::{BTreeMap, VecDeque};
+
+    /// Asks for everything, and outlives all others.
+    const ASKER: NodeId = NodeId(1);
+    const LOCKED: LockedType = LockedType { bytes: 8, owns_others: false, destructor: None };
+
+    fn word(block: u64) -> OwnerWord {
+        OwnerWord::new(Partition::new(4).unwrap(), 64 * block, Colour(3)).unwrap()
+    }
+
+    fn lock_word() -> OwnerWord {
+        word(1)
+    }
+
+    fn number_word() -> OwnerWord {
+        word(2)
+    }
+
+    fn channel_word() -> OwnerWord {
+        word(3)
+    }
+
+    /// What was in the backup of node 4, as it should be after all changes.
+    #[derive(PartialEq, Eq, Debug)]
+    struct Expected {
+        value: u8,
+        number: u64,
+        objects: BTreeMap<BlockKey, Vec<u8>>,
+        queue: VecDeque<u8>,
+    }
+
+    impl Expected {
+        fn new() -> (Expected, BackupImage) {
+            let mut image = BackupImage::default();
+            let lock = StoredLock { value: vec![5; 8], ..StoredLock::default() };
+            image.locks.insert(lock_word().block(), (lock_word(), lock));
+            image.objects.insert(number_word().block(), (number_word(), 7u64.to_ne_bytes().to_vec()));
+            let channel = StoredChannel {
+                bound: 8,
+                value_bytes: 1,
+                has_senders: true,
+                has_receiver: true,
+                ..StoredChannel::default()
+            };
+            image.channels.insert(channel_word().block(), (channel_word(), channel));
+            for block in 10..16 {
+                image.objects.insert(word(block).block(), (word(block), vec![block as u8; 20]));
+                let message = StoredMessage { channel: channel_word(), position: 40 - block, value: vec![block as u8] };
+                image.messages.insert(word(10 + block).block(), (word(10 + block), message));
+            }
+            let objects = (10..16).map(|block| (word(block).block(), vec![block as u8; 20])).collect();
+            (Expected { value: 5, number: 7, objects, queue: (10..16).rev().collect() }, image)
+        }
+
+        fn of(image: &BackupImage) -> Expected {
+            let (_, channel) = &image.channels[&channel_word().block()];
+            let received: Vec<_> = channel.received().collect();
+            let ready = image.messages.values().filter(|(word, _)| !received.contains(word));
+            let queue: BTreeMap<u64, u8> = ready.map(|(_, message)| (message.position, message.value[0])).collect();
+            let mut objects: BTreeMap<_, _> =
+                image.objects.iter().map(|(block, (_, contents))| (*block, contents.clone())).collect();
+            let number = objects.remove(&number_word().block()).unwrap();
+            Expected {
+                value: image.locks[&lock_word().block()].1.value[0],
+                number: u64::from_ne_bytes(number.try_into().unwrap()),
+                objects,
+                queue: queue.into_values().collect(),
+            }
+        }
+
+        /// Changes something. The last step waits until all is stored.
+        fn change(&mut self, node: &Arc<ShareNode>, random: &mut fastrand::Rng, ticket: u64, is_last: bool) {
+            let channel = channel_word().bits();
+            let ask = |message| {
+                let reply = node.serve_shared(ASKER, message);
+                node.commit().unwrap();
+                reply
+            };
+            match if is_last { 0 } else { random.u8(0..5) } {
+                0 => {
+                    let (word, mode) = (lock_word().bits(), LockMode::Exclusive);
+                    let wish =
+                        ShareMessage::Lock { word, ticket, mode, may_wait: false, may_borrow: false, locked: LOCKED };
+                    let Some(ShareReply::Answer(WaitAnswer::Granted { value, was_left: false })) = ask(wish) else {
+                        panic!("nobody has it")
+                    };
+                    assert_eq!(value, [self.value; 8]);
+                    self.value = random.u8(..);
+                    let end = LockEnd::Released(Some(vec![self.value; 8]));
+                    ask(ShareMessage::Unlock { word, ticket, end });
+                }
+                1 => {
+                    let step = AtomicStep::Add(random.u64(..9));
+                    let made = ask(ShareMessage::Atomic { word: number_word().bits(), step });
+                    assert!(matches!(made, Some(ShareReply::Number(before)) if before == self.number));
+                    let AtomicStep::Add(more) = step else { unreachable!() };
+                    self.number += more;
+                }
+                2 => {
+                    let Some(block) = self.objects.keys().next().copied() else { return };
+                    self.objects.remove(&block);
+                    let moved = (10..16).map(word).find(|word| word.block() == block).unwrap();
+                    node.drop_here(moved, None);
+                    node.commit().unwrap();
+                }
+                3 => {
+                    let sent = ShareMessage::Send {
+                        word: channel,
+                        ticket,
+                        settled: ticket,
+                        may_wait: false,
+                        value: Cow::Owned(vec![ticket as u8]),
+                    };
+                    match ask(sent) {
+                        Some(ShareReply::Answer(WaitAnswer::Sent)) => self.queue.push_back(ticket as u8),
+                        Some(ShareReply::Answer(WaitAnswer::Busy)) => assert_eq!(self.queue.len(), 8),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                _ => {
+                    let wish = ShareMessage::Receive { word: channel, ticket, settled: ticket, may_wait: false };
+                    match ask(wish) {
+                        Some(ShareReply::Answer(WaitAnswer::Received(value))) => {
+                            assert_eq!(self.queue.pop_front(), Some(value[0]));
+                        }
+                        Some(ShareReply::Answer(WaitAnswer::Busy)) => assert!(self.queue.is_empty()),
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The objects of node 4 are kept by node 3, then 2, then 0, each of which changes some and dies.
+    #[test]
+    fn what_is_kept_of_a_dead_node_is_found_after_each_host() {
+        let server = Server::start(Config {
+            listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
+            functions: farfield_wic::Registry::standard(),
+            ..Config::default()
+        });
+        let server = server.unwrap();
+        for seed in 0..12 {
+            let random = &mut fastrand::Rng::with_seed(seed);
+            // Each host has an object of its own, too.
+            let (mut expected, first) = Expected::new();
+            let (mut image, mut dead, mut ticket) = (first, NodeId(4), 0);
+            let mut sessions = Vec::new();
+            for host in [3, 2, 0].map(NodeId) {
+                // Halves of four pages, so every third batch is a checkpoint.
+                let (access, kept) = BackupAccess::create(&server.endpoints()[0], "", 4096).unwrap();
+                sessions.push(kept);
+                let backup = NodeBackup::new(access.open().unwrap()).unwrap();
+                let peers = Peers::new(5, 7, String::new());
+                let node = ShareNode::new(host, 0, &NodeBuilder::new().near(1 << 20), peers, Some(backup)).unwrap();
+                let gone = [4, 3, 2].into_iter().map(NodeId).filter(|gone| gone.0 > dead.0);
+                let expel = |gone: NodeId, host| {
+                    node.expel(ViewChange { node: gone.0, host, cause: LossCause::Ended });
+                };
+                gone.for_each(|gone| expel(gone, Some(gone.0 - 1)));
+                node.promote(dead, image.clone());
+                expel(dead, Some(host.0));
+                assert_eq!((node.host_of(word(1)), node.is_promoted(word(1))), (host, true));
+                let steps = random.u64(1..30);
+                for step in 0..steps {
+                    ticket += 1;
+                    expected.change(&node, random, ticket, step + 1 == steps);
+                }
+                image = access.open().unwrap().take_over(&image).unwrap();
+                assert_eq!(Expected::of(&image), expected, "seed {seed}, host {host}, {steps} steps");
+                dead = host;
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_host_had_kept_goes_where_its_own_objects_go() {
+        let peers = Peers::new(5, 7, String::new());
+        let node = ShareNode::new(ASKER, 0, &NodeBuilder::new().near(1 << 20), peers, None).unwrap();
+        let of = |partition| OwnerWord::new(Partition::new(partition).unwrap(), 64, Colour(0)).unwrap();
+        let hosts = |node: &ShareNode| [0, 1, 2, 3, 4].map(|partition| node.host_of(of(partition)).0);
+        for (gone, host, expected) in [
+            (4, Some(3), [0, 1, 2, 3, 3]),
+            (2, Some(0), [0, 1, 0, 3, 3]),
+            (3, Some(0), [0, 1, 0, 0, 0]),
+            // Without its backup nobody knows what has become of the others' objects.
+            (0, None, [0, 1, 2, 3, 4]),
+        ] {
+            node.expel(ViewChange { node: gone, host, cause: LossCause::Ended });
+            assert_eq!(hosts(&node), expected, "{gone}");
+        }
+        assert!(!node.is_promoted(of(4)) && node.peers.is_lost(NodeId(4)));
     }
 }

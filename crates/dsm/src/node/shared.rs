@@ -59,8 +59,9 @@ impl ShareNode {
             }
             ShareMessage::Atomic { word, step } => {
                 let word = OwnerWord::from_bits(word)?;
+                let is_promoted = self.is_promoted(word);
                 let made =
-                    if self.is_promoted(word) { self.step_promoted(word, step) } else { self.step_number(word, step) };
+                    if is_promoted { self.step_promoted_number(word, step) } else { self.step_number(word, step) };
                 made.map_or(ShareReply::Stale, ShareReply::Number)
             }
             ShareMessage::Share { word, more } => match self.count_handles(OwnerWord::from_bits(word)?, more) {

@@ -20,12 +20,12 @@ mod urls;
 
 use super::beats::{BEAT_EVERY, is_refused};
 use super::{ElectionInvitation, MemberAuthority, NodeEnd, ReplicaVerdict, others, random_secret, say};
-use crate::backup::{BackupAccess, BackupSessions, ReplicaAccess};
+use crate::backup::{BackupAccess, BackupError, BackupSessions, ReplicaAccess};
 use crate::node::{NodeBuilder, Running, ShareNode};
 use crate::{NodeId, NodeStartError};
 use client::{EtcdClient, EtcdCondition, EtcdError, EtcdStep, StoredValue};
 use farfield_core::dsm::{
-    LeaseTerm, LossCause, MemberStep, MemberView, NamedValue, OwnerWord, ViewChange, watched_node,
+    BackupImage, LeaseTerm, LossCause, MemberStep, MemberView, NamedValue, OwnerWord, ViewChange, watched_node,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -124,10 +124,7 @@ pub(super) fn begin(
     let client = open(urls)?;
     let mut held = Vec::new();
     for access in invitation.backups.iter().zip(0..).filter(|(_, of)| *of != node.id.0).map(|(access, _)| access) {
-        let problem = |error: crate::backup::BackupError| NodeStartError::Backup {
-            url: access.url(),
-            problem: error.to_string(),
-        };
+        let problem = |error: BackupError| NodeStartError::Backup { url: access.url(), problem: error.to_string() };
         held.push(access.hold().map_err(problem)?);
     }
     let started = Instant::now();
@@ -260,7 +257,7 @@ impl EtcdAuthority {
 
     /// Begins the next view, without a node whose lease is over, if the view is the one that was read.
     fn expel(&self, node: &ShareNode, gone: NodeId, seen: &SeenMembers) {
-        let Ok(host) = self.take_over(node, gone) else { return };
+        let Ok(host) = self.take_over(node, gone, &seen.view) else { return };
         let is_ended = node.peers.url_of(gone).is_some_and(|url| is_refused(&url));
         let cause = if is_ended { LossCause::Ended } else { LossCause::LeaseOver(self.granted) };
         let change = ViewChange { node: gone.0, host, cause };
@@ -279,12 +276,42 @@ impl EtcdAuthority {
         }
     }
 
-    /// Takes over the backup of a node that is gone, if it has one. Returns who will keep its objects. Another node may
-    /// do the same: what counts is the view that is written.
-    fn take_over(&self, node: &ShareNode, gone: NodeId) -> Result<Option<u16>, EtcdError> {
-        let Some(access) = self.invitation.backups.get(usize::from(gone.0)) else { return Ok(None) };
+    /// Takes over the backup of a node that is gone, if it has one, with what it had kept of nodes lost before. Returns
+    /// who will keep its objects. Another node may do the same: what counts is the view that is written.
+    fn take_over(&self, node: &ShareNode, gone: NodeId, view: &MemberView) -> Result<Option<u16>, EtcdError> {
+        let mut image = BackupImage::default();
+        for of in view.backups_of(gone.0).into_iter().map(NodeId) {
+            let error = match self.read_backup(of, &image)? {
+                Some(Ok(with)) => {
+                    image = with;
+                    continue;
+                }
+                None if of == gone => return Ok(None),
+                None => "its writer has lost all of it".to_owned(),
+                Some(Err(error)) => error.to_string(),
+            };
+            say(&format!("the backup of node {of} is lost with node {gone}: {error}"));
+            if of == gone {
+                return Ok(None);
+            }
+            // Nor is it known what has become of what that node had kept.
+            let lost = view.backups_of(of.0);
+            image.retain(|word| !lost.contains(&node.home_of(word).0));
+        }
+        node.prepare_promotion(gone, image);
+        Ok(Some(self.id.0))
+    }
+
+    /// Takes over the backup of one node, and reads it on top of those that it had taken over. Returns `None` if it has
+    /// none, or has said that it is of no use.
+    fn read_backup(
+        &self,
+        of: NodeId,
+        taken_over: &BackupImage,
+    ) -> Result<Option<Result<BackupImage, BackupError>>, EtcdError> {
+        let Some(access) = self.invitation.backups.get(usize::from(of.0)) else { return Ok(None) };
         // From now on etcd takes no word of the node about its backup.
-        let (taken, lost) = (self.key(&format!("taken/{gone}")), self.key(&format!("lost/{gone}")));
+        let (taken, lost) = (self.key(&format!("taken/{of}")), self.key(&format!("lost/{of}")));
         let steps = [EtcdStep::Put { key: &taken, value: b"", lease: self.invitation.lease }, EtcdStep::Get(&lost)];
         let found = self.client.transact(&[], &steps, WITHIN)?.found;
         let lost = found.into_iter().flatten().next();
@@ -296,16 +323,7 @@ impl EtcdAuthority {
         let mut access = access.clone();
         restored.into_iter().for_each(|(replica, share)| access.set_share(replica, share));
         let region = access.open_for_take_over(|replica| lost >> replica & 1 == 1);
-        Ok(match region.and_then(|mut region| region.take_over()) {
-            Ok(image) => {
-                node.prepare_promotion(gone, image);
-                Some(self.id.0)
-            }
-            Err(error) => {
-                say(&format!("the backup of node {gone} is lost with it: {error}"));
-                None
-            }
-        })
+        Ok(Some(region.and_then(|mut region| region.take_over(taken_over))))
     }
 
     /// Lets etcd know the state of this node's backup. Returns false if that is taken over already.
@@ -532,7 +550,7 @@ mod tests {
         let lost = of_other.client.range(&of_other.key("lost/"), WITHIN).unwrap();
         assert_eq!(lost["1"].value, br#"{"lost":2,"restored":[]}"#);
         // A backup that is taken over is not given up any more.
-        assert!(matches!(of_other.take_over(&other, NodeId(2)), Ok(None)));
+        assert!(matches!(of_other.take_over(&other, NodeId(2), &MemberView::default()), Ok(None)));
         let taken = of_other.key("taken/2");
         of_other.client.transact(&[], &[EtcdStep::Put { key: &taken, value: b"", lease: 0 }], WITHIN).unwrap();
         assert!(!of_other.lose_backup(&other, None));
