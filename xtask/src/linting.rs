@@ -1,10 +1,10 @@
 //! Clippy and API documentation while everything is built: instead of rustc and rustdoc, cargo
-//! starts this program, which starts them and, beside each, what looks at the same unit with
-//! warnings as errors.
+//! starts this program.
 //!
 //! By itself, `cargo clippy` would first check the three hundred libraries that were just built,
-//! and so would `cargo doc`. What is found does not end the build: the part `lints` fails at the
-//! end, and the tests have been run.
+//! and then read the whole project a second time. Clippy is a compiler, so it builds the project
+//! here. Beside rustdoc, which tests the examples of a library, another one makes its pages. What
+//! is found does not end the build: the part `lints` fails at the end, and the tests have been run.
 
 use crate::chores;
 use anyhow::{Context, Result, ensure};
@@ -19,8 +19,11 @@ const FOLDER: &str = "FARFIELD_LINTS";
 /// Names of the copies. Each does what the program of its name does.
 const RUSTC: &str = "linting-rustc";
 const RUSTDOC: &str = "linting-rustdoc";
-/// Extension of the files with what was found in a unit: nothing, mostly.
+/// Extension of the files with what was found in the pages of a library: nothing, mostly.
 const NOTE: &str = "txt";
+/// Test programs that run for so long that it takes less time to optimise them, as their packages say. All others are
+/// not optimised: for them that takes longer than it makes them faster.
+const OPTIMISED_TESTS: [&str; 4] = ["dsm", "farfield_pool", "gc", "heap"];
 
 /// Prepares a build that lints. Returns what the environment of each call of cargo must have.
 pub(crate) fn environment() -> Result<Vec<(&'static str, OsString)>> {
@@ -42,40 +45,51 @@ fn folder() -> PathBuf {
     chores::target().join("lints")
 }
 
-/// Returns the names of the units that one of cargo's messages says to be built, of this project
-/// and told from others by cargo.
-pub(crate) fn units_of_message(message: &Value) -> Vec<String> {
-    let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+"));
-    let files = message["filenames"].as_array().filter(|_| is_ours && message["reason"] == "compiler-artifact");
-    let names = files.into_iter().flatten().filter_map(|file| {
-        let path = Path::new(file.as_str()?);
-        let name = path.file_stem()?.to_str()?;
-        let is_named = path.parent()?.file_name()? == "deps" && name.contains('-');
-        let name = if path.extension().is_some() { name.strip_prefix("lib").unwrap_or(name) } else { name };
-        is_named.then(|| name.to_owned())
-    });
-    names.collect()
+/// Result of a build that lints.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// Warnings, as the compiler prints them.
+    warnings: BTreeSet<String>,
+    /// Names of the project's libraries.
+    libraries: BTreeSet<String>,
 }
 
-/// Prints what was found in `units`, which builds with [`environment`] have made, and in the
-/// documentation. Returns whether that is nothing.
-pub(crate) fn report(units: &BTreeSet<String>) -> Result<bool> {
-    let mut is_clean = true;
-    let crates: BTreeSet<_> = units.iter().filter_map(|unit| unit.rsplit_once('-')).map(|(name, _)| name).collect();
-    let mut documented = 0;
-    for name in units.iter().map(String::as_str).chain(crates) {
-        let path = folder().join(name).with_extension(NOTE);
-        let is_documentation = !name.contains('-');
-        if !path.exists() && is_documentation {
-            continue;
+impl Findings {
+    /// Reads what one of cargo's messages says about this project.
+    pub(crate) fn read(&mut self, message: &Value) {
+        if !message["package_id"].as_str().is_some_and(|id| id.starts_with("path+")) {
+            return;
         }
-        let found = std::fs::read_to_string(&path).with_context(|| format!("nothing has linted {name}"))?;
-        print!("{found}");
-        is_clean &= found.is_empty();
-        documented += usize::from(is_documentation);
+        match message["reason"].as_str() {
+            Some("compiler-message") => self.warnings.extend(rendered(message).map(str::to_owned)),
+            Some("compiler-artifact") if message["target"]["doctest"] == true => {
+                let name = message["target"]["name"].as_str().unwrap_or_default();
+                self.libraries.insert(name.replace('-', "_"));
+            }
+            _ => {}
+        }
     }
-    ensure!(!units.is_empty() && documented > 0, "nothing was built, or no documentation");
-    Ok(is_clean)
+
+    /// Prints what was found, in the documentation, too. Returns whether that is nothing.
+    pub(crate) fn report(&self) -> Result<bool> {
+        let mut is_clean = self.warnings.is_empty();
+        self.warnings.iter().for_each(|warning| print!("{warning}"));
+        let notes = self.libraries.iter().map(|name| folder().join(name).with_extension(NOTE));
+        // Libraries that are not for Rust have no examples.
+        let notes: Vec<_> = notes.filter(|note| note.exists()).collect();
+        ensure!(!notes.is_empty(), "no library was documented");
+        for note in notes {
+            let found = std::fs::read_to_string(&note).with_context(|| note.display().to_string())?;
+            print!("{found}");
+            is_clean &= found.is_empty();
+        }
+        Ok(is_clean)
+    }
+}
+
+/// Returns what a message of cargo shows, if it is one of a compiler.
+pub(crate) fn rendered(message: &Value) -> Option<&str> {
+    message["message"]["rendered"].as_str()
 }
 
 /// If this program was started instead of rustc or rustdoc, does what they do.
@@ -85,39 +99,35 @@ pub(crate) fn stand_in() -> Option<Result<ExitCode>> {
     let name = PathBuf::from(words.next()?).file_name()?.to_owned();
     let words: Vec<OsString> = words.collect();
     match name.to_str()? {
-        RUSTC => Some(compile(&folder, &words)),
+        RUSTC => Some(compile(&words)),
         RUSTDOC => Some(document(&folder, &words)),
         _ => None,
     }
 }
 
 /// `words` begin with the real compiler.
-fn compile(folder: &Path, words: &[OsString]) -> Result<ExitCode> {
+fn compile(words: &[OsString]) -> Result<ExitCode> {
     let (rustc, words) = words.split_first().context("cargo names the compiler")?;
-    let rustc = Path::new(rustc);
-    let unit = Unit::of(words);
-    // Not while cargo asks what the compiler can do.
-    let clippy = unit.as_ref().map(|unit| {
-        let mut command = Command::new(rustc.with_file_name("clippy-driver"));
-        command.arg(rustc).args(&unit.words).arg("--emit=metadata");
-        unit.start(folder, &mut command)
-    });
-    let status = Command::new(rustc).args(words).status().with_context(|| rustc.display().to_string())?;
-    // Whoever cannot be compiled has said why.
-    if let (Some(unit), Some(clippy), true) = (unit, clippy, status.success()) {
-        unit.note(folder, clippy?.wait_with_output()?)?;
-    }
-    Ok(exit_code(status))
+    let mut command = Command::new(Path::new(rustc).with_file_name("clippy-driver"));
+    command.arg(rustc).args(words).args(is_plain_test(words).then_some("-Copt-level=0"));
+    Ok(exit_code(command.status().with_context(|| format!("{command:?}"))?))
+}
+
+/// Returns whether the words of a compiler are those of a test program that is not optimised.
+fn is_plain_test(words: &[OsString]) -> bool {
+    let is_optimised = |name: &OsString| OPTIMISED_TESTS.iter().any(|optimised| name == optimised);
+    let name = words.iter().skip_while(|word| *word != "--crate-name").nth(1);
+    words.iter().any(|word| word == "--test") && !name.is_some_and(is_optimised)
 }
 
 /// Tests the examples of a library's documentation and makes the documentation, which needs the
 /// same libraries.
 fn document(folder: &Path, words: &[OsString]) -> Result<ExitCode> {
-    let unit = Unit::of(words);
-    let pages = unit.as_ref().map(|unit| unit.start(folder, Command::new("rustdoc").args(&unit.words)));
+    let library = Documented::by(words);
+    let pages = library.as_ref().map(|library| library.start(folder));
     let status = Command::new("rustdoc").args(words).status().context("rustdoc")?;
-    if let (Some(unit), Some(pages)) = (unit, pages) {
-        unit.note(folder, pages?.wait_with_output()?)?;
+    if let (Some(library), Some(pages)) = (library, pages) {
+        library.note(folder, pages?.wait_with_output()?)?;
     }
     Ok(exit_code(status))
 }
@@ -126,45 +136,38 @@ fn exit_code(status: std::process::ExitStatus) -> ExitCode {
     ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// A unit of compilation.
-struct Unit {
-    /// Its crate and, where cargo gives one, what tells it from the crate's other units.
+/// Library whose examples are tested.
+struct Documented {
     name: String,
-    /// The words of its compiler, without those about output.
+    /// Words that make its pages.
     words: Vec<OsString>,
 }
 
-impl Unit {
-    fn of(words: &[OsString]) -> Option<Unit> {
-        // Words that are followed by their value, and words that have it.
-        const OUTPUT: [&str; 5] = ["--out-dir", "--test-run-directory", "--test-args", "--test-builder", "-o"];
-        const FORMAT: [&str; 3] = ["--emit=", "--json=", "--error-format="];
-        let is_documented = words.iter().any(|word| word == "--test-run-directory");
-        let (mut name, mut kept) = (String::new(), Vec::new());
+impl Documented {
+    /// Returns the library that these words of rustdoc name; `None` if they only ask what it can do.
+    fn by(words: &[OsString]) -> Option<Documented> {
+        // Words that are followed by their value.
+        const OF_TESTS: [&str; 5] = ["--out-dir", "--test-run-directory", "--test-args", "--test-builder", "-o"];
+        let (mut name, mut kept) = (None, Vec::new());
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let text = word.to_string_lossy();
-            if OUTPUT.contains(&&*text) {
+            if OF_TESTS.contains(&&*text) {
                 words.next();
-                continue;
-            }
-            if FORMAT.iter().any(|format| text.starts_with(format)) || (is_documented && text == "--test") {
-                continue;
-            }
-            kept.push(word.clone());
-            if text == "--crate-name" {
-                let crate_name = words.next()?;
-                name.insert_str(0, &crate_name.to_string_lossy());
-                kept.push(crate_name.clone());
-            } else if let Some(suffix) = text.strip_prefix("extra-filename=") {
-                name += suffix;
+            } else if text != "--test" && !text.starts_with("--error-format=") {
+                kept.push(word.clone());
+                if text == "--crate-name" {
+                    name = words.next();
+                    kept.extend(name.cloned());
+                }
             }
         }
-        (!name.is_empty() && !name.starts_with("___")).then_some(Unit { name, words: kept })
+        Some(Documented { name: name?.to_string_lossy().into_owned(), words: kept })
     }
 
-    fn start(&self, folder: &Path, command: &mut Command) -> Result<std::process::Child> {
-        command.arg("-Dwarnings").arg("--out-dir").arg(folder.join(&self.name));
+    fn start(&self, folder: &Path) -> Result<std::process::Child> {
+        let mut command = Command::new("rustdoc");
+        command.args(&self.words).arg("-Dwarnings").arg("--out-dir").arg(folder.join(&self.name));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().with_context(|| format!("{command:?}"))
     }
@@ -175,13 +178,9 @@ impl Unit {
         if made.exists() {
             std::fs::remove_dir_all(&made).with_context(|| made.display().to_string())?;
         }
-        let found = if output.status.success() { &[] } else { &output.stderr[..] };
-        ensure!(
-            output.status.success() || !found.is_empty(),
-            "the linter of {} ended with {}",
-            self.name,
-            output.status
-        );
+        let is_clean = output.status.success();
+        let found = if is_clean { &[] } else { &output.stderr[..] };
+        ensure!(is_clean || !found.is_empty(), "rustdoc of {} ended with {}", self.name, output.status);
         let path = folder.join(&self.name).with_extension(NOTE);
         std::fs::write(&path, found).with_context(|| path.display().to_string())
     }
@@ -196,35 +195,38 @@ mod tests {
     }
 
     #[test]
-    fn a_linter_gets_the_words_of_the_compiler_without_those_about_output() {
-        let unit = Unit::of(&words(
-            "--crate-name core --edition=2024 src/lib.rs --error-format=json --json=artifacts --emit=dep-info,link --test \
-             -C extra-filename=-0f --out-dir deps -L dependency=deps",
+    fn pages_are_made_with_the_words_that_test_examples_without_those_about_tests() {
+        let library = Documented::by(&words(
+            "--crate-name core --edition=2024 --test src/lib.rs --test-run-directory here --error-format=json \
+             -L dependency=deps",
         ));
-        let unit = unit.expect("a unit");
-        assert_eq!(unit.name, "core-0f");
-        let kept = "--crate-name core --edition=2024 src/lib.rs --test -C extra-filename=-0f -L dependency=deps";
-        assert_eq!(unit.words, words(kept));
-        let documented =
-            Unit::of(&words("--crate-name core --test src/lib.rs --test-run-directory here")).expect("a unit");
-        assert_eq!((documented.name.as_str(), documented.words), ("core", words("--crate-name core src/lib.rs")));
+        let library = library.expect("a library");
+        let kept = words("--crate-name core --edition=2024 src/lib.rs -L dependency=deps");
+        assert_eq!((library.name.as_str(), library.words), ("core", kept));
+        assert!(Documented::by(&words("-vV")).is_none());
     }
 
     #[test]
-    fn questions_to_the_compiler_are_no_units() {
-        assert!(Unit::of(&words("-vV")).is_none());
-        assert!(Unit::of(&words("- --crate-name ___ --print=file-names")).is_none());
+    fn test_programs_are_optimised_if_they_run_for_long() {
+        let is_plain = |text| is_plain_test(&words(text));
+        assert!(is_plain("--crate-name farfield src/lib.rs --test -C opt-level=1"));
+        assert!(!is_plain("--crate-name farfield src/lib.rs -C opt-level=1"));
+        assert!(!is_plain("--crate-name heap tests/heap/main.rs --test -C opt-level=1"));
     }
 
     #[test]
-    fn units_are_what_was_built_here() {
-        let message = |id: &str, file: &str| {
-            let message = serde_json::json!({"reason": "compiler-artifact", "package_id": id, "filenames": [file]});
-            units_of_message(&message)
-        };
-        assert_eq!(message("path+file:///core#0.1.0", "target/debug/deps/libcore-0f.rlib"), ["core-0f"]);
-        assert_eq!(message("path+file:///core#0.1.0", "target/debug/deps/library-0f"), ["library-0f"]);
-        assert!(message("path+file:///core#0.1.0", "target/debug/farfield").is_empty());
-        assert!(message("registry+index#serde@1.0.0", "target/debug/deps/libserde-0f.rlib").is_empty());
+    fn warnings_and_libraries_of_the_project_are_found() {
+        let mut findings = Findings::default();
+        for id in ["path+file:///crates/core#farfield-core@0.1.0", "registry+index#serde@1.0.0"] {
+            let name = id.rsplit_once('#').expect("a package").1.split('@').next();
+            let target = serde_json::json!({"name": name, "doctest": true});
+            let artifact = serde_json::json!({"reason": "compiler-artifact", "package_id": id, "target": target});
+            findings.read(&artifact);
+            findings.read(&serde_json::json!({
+                "reason": "compiler-message", "package_id": id, "message": {"rendered": format!("warning: {id}")}
+            }));
+        }
+        assert_eq!(findings.libraries, BTreeSet::from(["farfield_core".to_owned()]));
+        assert_eq!(findings.warnings.len(), 1);
     }
 }

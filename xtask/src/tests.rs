@@ -5,12 +5,11 @@
 //! is run.
 
 use crate::chores;
-use crate::linting;
+use crate::linting::{self, Findings};
 use crate::passed::{self, Inputs};
 use crate::runs::{self, Outcome, Run, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -217,27 +216,25 @@ impl TestProgram {
 }
 
 /// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
-/// want of them. Returns the test programs, and the names of the units of the project.
-fn build_programs(
-    scope: Scope,
-    environment: &[(&'static str, OsString)],
-) -> Result<(Vec<TestProgram>, BTreeSet<String>)> {
-    let mut words: Vec<String> =
-        ["build", "--all-targets", "--message-format", "json-render-diagnostics"].map(String::from).into();
+/// want of them. Returns the test programs, and what was found in the project meanwhile.
+fn build_programs(scope: Scope, environment: &[(&'static str, OsString)]) -> Result<(Vec<TestProgram>, Findings)> {
+    let mut words: Vec<String> = ["build", "--all-targets", "--message-format", "json"].map(String::from).into();
     words.extend(scope.words());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let output = chores::cargo_command(&words, &borrowed(environment))
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
-    ensure!(output.status.success(), "the tests could not be built");
     let messages = String::from_utf8_lossy(&output.stdout);
     let parsed: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let units = parsed.iter().flat_map(linting::units_of_message).collect();
+    parsed.iter().filter_map(linting::rendered).for_each(|shown| eprint!("{shown}"));
+    ensure!(output.status.success(), "the tests could not be built");
+    let mut findings = Findings::default();
+    parsed.iter().for_each(|message| findings.read(message));
     let mut programs: Vec<_> = parsed.iter().filter_map(TestProgram::from_message).collect();
     // Not in the order in which they were built, which differs.
     programs.sort_by(|one, other| (&one.package, &one.target).cmp(&(&other.package, &other.target)));
-    Ok((programs, units))
+    Ok((programs, findings))
 }
 
 fn borrowed<'a>(environment: &'a [(&'static str, OsString)]) -> Vec<(&'a str, &'a OsStr)> {
@@ -313,8 +310,8 @@ pub(crate) fn lints(words: &[String]) -> Result<()> {
 /// What runs of parts share: the test programs, and the words for the test runner.
 pub(crate) struct Suite {
     programs: Vec<TestProgram>,
-    /// All units of compilation of the project that were built.
-    units: BTreeSet<String>,
+    /// What was found in the project while it was built.
+    findings: Findings,
     runner_words: Vec<String>,
     environment: Vec<(&'static str, OsString)>,
     is_deep: bool,
@@ -337,7 +334,8 @@ impl Suite {
             needs_programs && has("lints") && has("doctests") && std::env::var_os("CI").is_some() && !is_deep;
         let mut environment = if is_linting { linting::environment()? } else { Vec::new() };
         let scope = Scope::of(parts, is_deep);
-        let (programs, units) = if needs_programs { build_programs(scope, &environment)? } else { Default::default() };
+        let (programs, findings) =
+            if needs_programs { build_programs(scope, &environment)? } else { Default::default() };
         let farfield = if is_deep {
             // What users get.
             chores::build()?;
@@ -357,7 +355,7 @@ impl Suite {
         }
         Ok(Suite {
             programs,
-            units,
+            findings,
             runner_words: runner_words.to_vec(),
             environment,
             is_deep,
@@ -397,7 +395,7 @@ impl Suite {
             outcomes.extend(runs::all(runs, at_once, patience)?);
         }
         if self.is_linting {
-            let verdict = if linting::report(&self.units)? { Verdict::Passed } else { Verdict::Failed };
+            let verdict = if self.findings.report()? { Verdict::Passed } else { Verdict::Failed };
             outcomes.push(Outcome {
                 part: "lints",
                 name: "lints with the build".into(),
