@@ -93,7 +93,7 @@ impl<S: BuildHasher> Flat<S> {
             .unwrap();
         assert!(left.is_empty());
         // The walk has met each of them, and most look-ups wait for a page.
-        let every = if is_deep() { 1 } else { 8 };
+        let every = if is_deep() { 1 } else { 32 };
         for key in self.near.keys().step_by(every) {
             assert_eq!(self.far.get(&heap.enter(), key).unwrap().as_ref(), self.near.get(key));
         }
