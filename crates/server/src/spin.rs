@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// Shortest gap between two polls that counts as a lost time slice. Polls are otherwise a
 /// microsecond apart.
 const STOPPED: Duration = Duration::from_millis(1);
+/// Time after which a thread yields the processor once. A client that waits for an answer asks again sooner, and later
+/// perhaps another server waits for this very processor. Who yields again and again comes behind all others.
+const YIELD_AFTER: Duration = Duration::from_micros(12);
 /// Pause after a lost time slice, as a multiple of the time lost.
 const PAUSE_FACTOR: u32 = 64;
 /// Longest pause after a lost time slice.
@@ -43,7 +46,7 @@ impl Spinners {
             self.now.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Spin { spinners: self, until: now + self.spin, last: now })
+        Some(Spin { spinners: self, started: now, last: now, has_yielded: false })
     }
 }
 
@@ -56,13 +59,14 @@ pub(crate) struct SpinBackoff {
 /// A slot for polling, given back when dropped.
 pub(crate) struct Spin<'a> {
     spinners: &'a Spinners,
-    until: Instant,
+    started: Instant,
     last: Instant,
+    has_yielded: bool,
 }
 
 impl Spin<'_> {
     /// Checks whether to poll again: not after a lost time slice, which is noted in `backoff`, and
-    /// not after the end of the polling time.
+    /// not after the end of the polling time. May yield the processor before.
     pub(crate) fn go_on(&mut self, backoff: &mut SpinBackoff, now: Instant) -> bool {
         let stopped = now.saturating_duration_since(self.last);
         if stopped > STOPPED {
@@ -70,7 +74,12 @@ impl Spin<'_> {
             return false;
         }
         self.last = now;
-        now < self.until
+        let polled = now.saturating_duration_since(self.started);
+        let goes_on = polled < self.spinners.spin;
+        if goes_on && polled > YIELD_AFTER && !core::mem::replace(&mut self.has_yielded, true) {
+            std::thread::yield_now();
+        }
+        goes_on
     }
 }
 
