@@ -53,7 +53,7 @@ fn bytes_of_far_objects_do_not_pass_through_the_client() {
 #[test]
 fn graphs_are_what_their_models_are_while_servers_move_objects() {
     let server = serve(Registry::standard());
-    let operations = if is_deep() { 1_000_000 } else { 24_000 };
+    let operations = if is_deep() { 1_000_000 } else { 30_000 };
     for (way, tracing) in ways(&server).iter().zip([FarTracing::Copies, FarTracing::Servers]) {
         let cycles = Cycles { tracing, evacuate_at_servers: true };
         let size = Size { roots: 1500, bytes: 1500 };
