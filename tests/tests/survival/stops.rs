@@ -343,7 +343,7 @@ fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     }
     job.wait_until_degraded(false, "the last one is used again, and holds everything");
     // Those that were silent have to hold what was written meanwhile.
-    (0..may_die).for_each(|_| drop(members.pop().map(|member| member.server.kill())));
+    (0..may_die).filter_map(|_| members.pop()).for_each(|member| member.server.kill());
     job.wait_until_degraded(true, "the death is noticed");
     // More than the whole memory.
     job.bring_near(13_000);
