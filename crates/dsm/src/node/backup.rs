@@ -439,17 +439,6 @@ impl ShareNode {
         }
     }
 
-    /// Makes a step of a promoted number, as of one of this node.
-    pub(super) fn step_promoted_number(&self, word: OwnerWord, step: AtomicStep) -> Option<u64> {
-        let mut state = self.backup.as_ref().filter(|_| step != AtomicStep::Load).map(NodeBackup::lock);
-        let before = self.step_promoted(word, step)?;
-        if let Some(state) = state.as_mut().filter(|state| state.ended.is_none()) {
-            let stored = StoredObject { word, bytes: size_of::<u64>(), kind: StoredKind::Number };
-            state.changed.insert(word.block(), stored);
-        }
-        Some(before)
-    }
-
     /// Begins a lock of this node, whose value has so many bytes.
     pub(crate) fn begin_lock(&self, word: OwnerWord, bytes: usize, destructor: Option<ShippedCode>) {
         let Some(backup) = &self.backup else {
@@ -522,17 +511,23 @@ impl ShareNode {
         }
     }
 
-    /// Makes a step of an atomic number of this node. Whatever is told afterwards, by whoever has seen the
+    /// Makes a step of an atomic number that this node keeps. Whatever is told afterwards, by whoever has seen the
     /// step, is told after it is stored.
     pub(crate) fn step_number(&self, word: OwnerWord, step: AtomicStep) -> Option<u64> {
+        let is_here = self.is_here(word);
         let mut state = self.backup.as_ref().filter(|_| step != AtomicStep::Load).map(NodeBackup::lock);
-        let before = self.arena.with_object(word, size_of::<u64>() as u64, |address| {
-            // SAFETY: a block of that size, aligned to 16 bytes, which is not freed meanwhile; a word that
-            // is asked for as a number's is the one of a number, because all nodes run this build.
-            step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
-        })?;
-        if let Some(state) = &mut state
-            && state.stored.contains_key(&word.block())
+        let before = if is_here {
+            self.arena.with_object(word, size_of::<u64>() as u64, |address| {
+                // SAFETY: a block of that size, aligned to 16 bytes, which is not freed meanwhile; a word that
+                // is asked for as a number's is the one of a number, because all nodes run this build.
+                step.apply(unsafe { AtomicU64::from_ptr(address.cast()) })
+            })
+        } else {
+            self.step_promoted(word, step)
+        }?;
+        // What was promoted is in the backup of its node.
+        if let Some(state) = state.as_mut().filter(|state| state.ended.is_none())
+            && (!is_here || state.stored.contains_key(&word.block()))
         {
             let stored = StoredObject { word, bytes: size_of::<u64>(), kind: StoredKind::Number };
             state.changed.insert(word.block(), stored);

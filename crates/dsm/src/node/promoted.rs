@@ -65,9 +65,9 @@ impl PromotedObject {
 }
 
 impl PromotedTable {
-    fn insert(&mut self, word: OwnerWord, contents: &[u8]) {
-        self.bytes += contents.len() as u64;
-        self.objects.insert(word.block(), PromotedObject::new(word, contents));
+    fn insert(&mut self, object: PromotedObject) {
+        self.bytes += object.bytes as u64;
+        self.objects.insert(object.word.block(), object);
     }
 }
 
@@ -146,13 +146,10 @@ impl ShareNode {
         });
         let mut table = self.promoted.lock();
         for (word, contents) in image.objects.into_values() {
-            table.insert(word, &contents);
+            table.insert(PromotedObject::new(word, &contents));
         }
         for (word, contents) in image.groups.into_values() {
-            table.bytes += contents.len() as u64;
-            table
-                .objects
-                .insert(word.block(), PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
+            table.insert(PromotedObject { is_group: true, ..PromotedObject::new(word, &contents) });
         }
         drop(table);
         for (word, lock) in image.locks.into_values() {
@@ -169,13 +166,18 @@ impl ShareNode {
 
     /// Keeps a value of another partition that is under a lock, or in a channel.
     pub(super) fn keep_promoted(&self, word: OwnerWord, value: &[u8]) {
-        self.promoted.lock().insert(word, value);
+        self.promoted.lock().insert(PromotedObject::new(word, value));
     }
 
     /// Forgets a value that was received. Its receiver owns what it owns.
     pub(super) fn forget_promoted(&self, word: OwnerWord) {
+        self.take_promoted(word);
+    }
+
+    /// Takes a promoted object out, if this very version of it is here. Whoever keeps the others next has it no more.
+    fn take_promoted(&self, word: OwnerWord) -> Option<PromotedObject> {
         self.forget_stored(word);
-        self.promoted.take(word);
+        self.promoted.take(word)
     }
 
     /// Overwrites the value under a promoted lock.
@@ -211,9 +213,7 @@ impl ShareNode {
 
     /// Drops a promoted object, once.
     pub(super) fn drop_promoted(self: &Arc<ShareNode>, word: OwnerWord, destructor: Option<ShippedCode>) {
-        self.forget_stored(word);
-        let object = self.promoted.take(word);
-        match (object, destructor) {
+        match (self.take_promoted(word), destructor) {
             (Some(group), Some(destructor)) if group.is_group => self.drop_promoted_group(&group, destructor),
             (Some(mut object), Some(destructor)) if destructor.dropped_bytes() <= object.bytes => {
                 // SAFETY: its owner is gone, so nobody borrows it; owners have the destructor of their type.
@@ -399,12 +399,12 @@ mod tests {
         let server = server.unwrap();
         for seed in 0..12 {
             let random = &mut fastrand::Rng::with_seed(seed);
-            // Each host has an object of its own, too.
             let (mut expected, first) = Expected::new();
             let (mut image, mut dead, mut ticket) = (first, NodeId(4), 0);
             let mut sessions = Vec::new();
             for host in [3, 2, 0].map(NodeId) {
-                // Halves of four pages, so every third batch is a checkpoint.
+                // Halves of four pages: after some batches a checkpoint follows. Values that are sent lie among the
+                // host's own objects.
                 let (access, kept) = BackupAccess::create(&server.endpoints()[0], "", 4096).unwrap();
                 sessions.push(kept);
                 let backup = NodeBackup::new(access.open().unwrap()).unwrap();

@@ -59,10 +59,7 @@ impl ShareNode {
             }
             ShareMessage::Atomic { word, step } => {
                 let word = OwnerWord::from_bits(word)?;
-                let is_promoted = self.is_promoted(word);
-                let made =
-                    if is_promoted { self.step_promoted_number(word, step) } else { self.step_number(word, step) };
-                made.map_or(ShareReply::Stale, ShareReply::Number)
+                self.step_number(word, step).map_or(ShareReply::Stale, ShareReply::Number)
             }
             ShareMessage::Share { word, more } => match self.count_handles(OwnerWord::from_bits(word)?, more) {
                 true => ShareReply::Done,

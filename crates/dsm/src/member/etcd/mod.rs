@@ -279,51 +279,46 @@ impl EtcdAuthority {
     /// Takes over the backup of a node that is gone, if it has one, with what it had kept of nodes lost before. Returns
     /// who will keep its objects. Another node may do the same: what counts is the view that is written.
     fn take_over(&self, node: &ShareNode, gone: NodeId, view: &MemberView) -> Result<Option<u16>, EtcdError> {
-        let mut image = BackupImage::default();
-        for of in view.backups_of(gone.0).into_iter().map(NodeId) {
-            let error = match self.read_backup(of, &image)? {
-                Some(Ok(with)) => {
-                    image = with;
-                    continue;
-                }
-                None if of == gone => return Ok(None),
-                None => "its writer has lost all of it".to_owned(),
-                Some(Err(error)) => error.to_string(),
-            };
-            say(&format!("the backup of node {of} is lost with node {gone}: {error}"));
-            if of == gone {
-                return Ok(None);
-            }
-            // Nor is it known what has become of what that node had kept.
-            let lost = view.backups_of(of.0);
-            image.retain(|word| !lost.contains(&node.home_of(word).0));
+        if self.invitation.backups.is_empty() {
+            return Ok(None);
         }
+        let (mut image, mut lost) = (BackupImage::default(), Vec::new());
+        for of in view.backups_of(gone.0).into_iter().map(NodeId) {
+            match self.read_backup(of, &image)? {
+                Ok(with) => image = with,
+                Err(error) => {
+                    say(&format!("the backup of node {of} is lost: {error}"));
+                    if of == gone {
+                        return Ok(None);
+                    }
+                    // Nor is it known what has become of what that node had kept.
+                    lost.extend(view.backups_of(of.0));
+                }
+            }
+        }
+        // Those that are read later only say what has changed.
+        image.retain(|word| !lost.contains(&node.home_of(word).0));
         node.prepare_promotion(gone, image);
         Ok(Some(self.id.0))
     }
 
-    /// Takes over the backup of one node, and reads it on top of those that it had taken over. Returns `None` if it has
-    /// none, or has said that it is of no use.
-    fn read_backup(
-        &self,
-        of: NodeId,
-        taken_over: &BackupImage,
-    ) -> Result<Option<Result<BackupImage, BackupError>>, EtcdError> {
-        let Some(access) = self.invitation.backups.get(usize::from(of.0)) else { return Ok(None) };
+    /// Takes over the backup of one node, and reads it on top of those that it had taken over.
+    fn read_backup(&self, of: NodeId, taken_over: &BackupImage) -> Result<Result<BackupImage, BackupError>, EtcdError> {
         // From now on etcd takes no word of the node about its backup.
         let (taken, lost) = (self.key(&format!("taken/{of}")), self.key(&format!("lost/{of}")));
         let steps = [EtcdStep::Put { key: &taken, value: b"", lease: self.invitation.lease }, EtcdStep::Get(&lost)];
         let found = self.client.transact(&[], &steps, WITHIN)?.found;
-        let lost = found.into_iter().flatten().next();
-        let state =
-            lost.map_or_else(|| Some(StoredReplicas::default()), |lost| serde_json::from_slice(&lost.value).ok());
-        let Some(StoredReplicas { lost, restored }) = state.filter(|state| state.lost & ALL_REPLICAS == 0) else {
-            return Ok(None);
+        let state = match found.into_iter().flatten().next() {
+            Some(state) => serde_json::from_slice(&state.value).map_err(|_| BackupError::Malformed),
+            None => Ok(StoredReplicas::default()),
         };
-        let mut access = access.clone();
-        restored.into_iter().for_each(|(replica, share)| access.set_share(replica, share));
-        let region = access.open_for_take_over(|replica| lost >> replica & 1 == 1);
-        Ok(Some(region.and_then(|mut region| region.take_over(taken_over))))
+        let access = self.invitation.backups.get(usize::from(of.0)).cloned().ok_or(BackupError::Malformed);
+        let region = access.and_then(|mut access| {
+            let StoredReplicas { lost, restored } = state?;
+            restored.into_iter().for_each(|(replica, share)| access.set_share(replica, share));
+            access.open_for_take_over(|replica| lost & (ALL_REPLICAS | 1 << replica) != 0)
+        });
+        Ok(region.and_then(|mut region| region.take_over(taken_over)))
     }
 
     /// Lets etcd know the state of this node's backup. Returns false if that is taken over already.
@@ -415,7 +410,7 @@ mod tests {
     //! Guards against two views of one number, with a real etcd; skipped where it is not installed.
     use super::*;
     use crate::node::Peers;
-    use farfield_core::dsm::{Colour, Partition};
+    use farfield_core::dsm::{BackupBatch, BackupLog, Colour, Partition};
     use std::path::{Path, PathBuf};
     use std::process::{Child, Command, Stdio};
     use std::sync::Barrier;
@@ -524,6 +519,48 @@ mod tests {
                 authority.follow(node, &authority.client.range(&authority.key("member/"), WITHIN).unwrap());
                 assert_eq!(node.peers.expulsion(NodeId(0)), written.view.expulsion(0));
             }
+        }
+    }
+
+    /// Node 1 keeps what node 2 had stored. When it dies, the memory server of one of the two is gone.
+    #[test]
+    fn what_is_left_of_several_backups_is_kept() {
+        if !Path::new(ETCD).is_file() {
+            println!("SKIPPED: {ETCD} is not installed");
+            return;
+        }
+        let etcd = RealEtcd::start();
+        let config = NodeBuilder::new().near(1 << 20).nodes(NODES);
+        let word = |partition| OwnerWord::new(Partition::new(partition).unwrap(), 64, Colour(0)).unwrap();
+        for gone in [1, 2] {
+            let mut servers = [(); NODES as usize].map(|()| {
+                let config = farfield_server::Config {
+                    listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
+                    functions: farfield_wic::Registry::standard(),
+                    ..farfield_server::Config::default()
+                };
+                Some(farfield_server::Server::start(config).unwrap())
+            });
+            let url = |server: &Option<farfield_server::Server>| server.as_ref().unwrap().endpoints()[0].clone();
+            let (backups, _sessions): (Vec<_>, Vec<_>) =
+                servers.iter().map(|server| BackupAccess::create(&url(server), "", 1 << 20).unwrap()).unzip();
+            let mut region = backups[1].open().unwrap();
+            let log = BackupLog::new(region.layout(), region.commit_word().unwrap());
+            let mut batch = BackupBatch::default();
+            [1, 2].into_iter().for_each(|partition| batch.put(word(partition), &[7; 8]));
+            let place = log.append(&batch).unwrap();
+            region.write(log.commit(), &mut batch, place).unwrap();
+            let (node, authority) = member(&found(&config, &etcd.url, backups).unwrap(), 0);
+            servers[gone].take().unwrap().shutdown(Duration::ZERO);
+            let lose = |lost, host| ViewChange { node: lost, host, cause: LossCause::Ended };
+            let mut view = MemberView::default();
+            view.expel(lose(2, Some(1)));
+            node.expel(lose(2, Some(1)));
+            let host = authority.take_over(&node, NodeId(1), &view).unwrap();
+            assert_eq!(host, (gone == 2).then_some(0));
+            node.expel(lose(1, host));
+            let kept = [1, 2].map(|partition| node.read_for(word(partition), 0, 8).is_some());
+            assert_eq!((kept, node.stats().promoted_objects), ([gone == 2, false], u64::from(gone == 2)));
         }
     }
 
