@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// microsecond apart.
 const STOPPED: Duration = Duration::from_millis(1);
 /// Time after which a thread yields the processor once. A client that waits for an answer asks again sooner, and later
-/// perhaps another server waits for this very processor. Who yields again and again comes behind all others.
+/// perhaps another server waits for this very processor.
 const YIELD_AFTER: Duration = Duration::from_micros(12);
 /// Pause after a lost time slice, as a multiple of the time lost.
 const PAUSE_FACTOR: u32 = 64;
@@ -46,7 +46,7 @@ impl Spinners {
             self.now.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Spin { spinners: self, started: now, last: now, has_yielded: false })
+        Some(Spin { spinners: self, started: now, last: now })
     }
 }
 
@@ -61,7 +61,6 @@ pub(crate) struct Spin<'a> {
     spinners: &'a Spinners,
     started: Instant,
     last: Instant,
-    has_yielded: bool,
 }
 
 impl Spin<'_> {
@@ -73,10 +72,11 @@ impl Spin<'_> {
             backoff.pause_until = Some(now + (stopped * PAUSE_FACTOR).min(PAUSE_MAX));
             return false;
         }
-        self.last = now;
+        let polled_before = self.last.saturating_duration_since(self.started);
         let polled = now.saturating_duration_since(self.started);
+        self.last = now;
         let goes_on = polled < self.spinners.spin;
-        if goes_on && polled > YIELD_AFTER && !core::mem::replace(&mut self.has_yielded, true) {
+        if goes_on && polled_before <= YIELD_AFTER && polled > YIELD_AFTER {
             std::thread::yield_now();
         }
         goes_on
