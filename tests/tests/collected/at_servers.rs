@@ -71,7 +71,7 @@ fn no_change_is_lost_while_servers_move_objects() {
         for way in ways(&server) {
             let heap = far_heap_at(&way, 1);
             let builder = GcHeap::in_heap(&heap).evacuate_at_servers(true);
-            let (wrong, stats) = count_in(builder, None, seed() + round, 12_000);
+            let (wrong, stats) = count_in(builder, None, seed() + round, 20_000);
             assert_eq!((wrong, stats.moves_given_up), (0, 0), "{way}");
             assert!(stats.moved_at_servers > 1000, "{way}: {stats:?}");
             drop(heap);

@@ -328,7 +328,7 @@ fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     let (mut members, may_die) = members(made, &scratch, silence);
     let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
     let job = Job::start(&scratch, &url(made, &members), mode, &words);
-    job.bring_near(13_000);
+    job.bring_near(20_000);
     let mut stalls = Vec::new();
     for round in 0..tier(1, 30) {
         job.wait_until_degraded(false, "all members hold everything");
@@ -345,8 +345,8 @@ fn programs_go_on(made: Made, silence: Silence, mode: &str) {
     // Those that were silent have to hold what was written meanwhile.
     (0..may_die).filter_map(|_| members.pop()).for_each(|member| member.server.kill());
     job.wait_until_degraded(true, "the death is noticed");
-    // More than the whole memory.
-    job.bring_near(13_000);
+    // More pages than the whole memory has.
+    job.bring_near(20_000);
     judge(&format!("{made:?}, {silence:?}, {mode}"), &stalls);
 }
 
@@ -389,7 +389,7 @@ fn programs_give_up(made: Made, mode: &str) {
     let urls = members.iter().map(|member| member.url().to_owned()).chain([format!("spare={}", spare.url())]);
     let words = [&[hog.to_str().expect("an ASCII path")], &HOG[..]].concat();
     let job = Job::start(&scratch, &url_with(made, urls), mode, &words);
-    job.bring_near(13_000);
+    job.bring_near(20_000);
     job.wait_until_degraded(false, "all members hold everything");
     members[0].fall_silent();
     job.wait_until_degraded(true, "the member is left out");
@@ -398,13 +398,13 @@ fn programs_give_up(made: Made, mode: &str) {
     (0..may_die).for_each(|_| members.remove(1).server.kill());
     job.wait_until_degraded(true, "the death is noticed");
     // More than the whole memory: what only the spare has is read, too.
-    job.bring_near(13_000);
+    job.bring_near(20_000);
     // It still has what it held when it was cut off, for whoever would ask it for that.
     members[0].speak();
     job.wait_until_degraded(false, "the one that can be reached again holds everything");
     spare.server.kill();
     job.wait_until_degraded(true, "the death is noticed");
-    job.bring_near(13_000);
+    job.bring_near(20_000);
 }
 
 #[test]
