@@ -218,7 +218,9 @@ impl TestProgram {
 /// Builds every program of the common feature set, in one invocation of cargo: each would build libraries that differ in what tests
 /// want of them. Returns the test programs, and what was found in the project meanwhile.
 fn build_programs(scope: Scope, environment: &[(&'static str, OsString)]) -> Result<(Vec<TestProgram>, Findings)> {
-    let mut words: Vec<String> = ["build", "--all-targets", "--message-format", "json"].map(String::from).into();
+    // Who lints reads what is found, and shows it at the end. Otherwise cargo shows it at once.
+    let format = if environment.is_empty() { "json-render-diagnostics" } else { "json" };
+    let mut words: Vec<String> = ["build", "--all-targets", "--message-format", format].map(String::from).into();
     words.extend(scope.words());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let output = chores::cargo_command(&words, &borrowed(environment))
@@ -227,8 +229,10 @@ fn build_programs(scope: Scope, environment: &[(&'static str, OsString)]) -> Res
         .context("cannot start cargo")?;
     let messages = String::from_utf8_lossy(&output.stdout);
     let parsed: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    parsed.iter().filter_map(linting::rendered).for_each(|shown| eprint!("{shown}"));
-    ensure!(output.status.success(), "the tests could not be built");
+    if !output.status.success() {
+        parsed.iter().filter_map(linting::rendered).for_each(|shown| eprint!("{shown}"));
+        bail!("the tests could not be built");
+    }
     let mut findings = Findings::default();
     parsed.iter().for_each(|message| findings.read(message));
     let mut programs: Vec<_> = parsed.iter().filter_map(TestProgram::from_message).collect();
