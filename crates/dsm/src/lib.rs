@@ -143,6 +143,7 @@ pub use error::{JoinError, NameError, NodeStartError, ShareError};
 pub use far::{Far, FarGroup, Portable};
 pub use farfield_core::dsm::{Expulsion, LossCause};
 pub use farfield_derive::{Far, FarGroup};
+pub use message::VALUE_BYTES_MAX;
 #[cfg(any(test, feature = "conformance"))]
 pub use message::check_message;
 pub use node::{Here, NodeBuilder, NodeId, run};

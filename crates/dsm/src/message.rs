@@ -17,8 +17,9 @@ pub(crate) const VERSION: u32 = 1;
 
 /// Room that is left for the rest of a message beside values.
 const OVERHEAD_BYTES: usize = 256;
-/// Greatest size of a value in a message, in bytes.
-pub(crate) const VALUE_BYTES_MAX: usize = CallBody::ARGUMENT_BYTES_MAX - OVERHEAD_BYTES;
+/// Greatest size of a value in a message, in bytes: of the arguments of a task, of its result, and of a piece of a larger
+/// object.
+pub const VALUE_BYTES_MAX: usize = CallBody::ARGUMENT_BYTES_MAX - OVERHEAD_BYTES;
 
 /// Greatest size of a loan in the message that ends a task, in bytes.
 pub(crate) const LOAN_BYTES: usize = 30;
@@ -132,7 +133,7 @@ pub(crate) enum ShareMessage<'a> {
         if_room: bool,
         /// Roots of the borrows that the arguments may have, if they may have any.
         borrows: Option<Vec<u64>>,
-        #[serde(borrow)]
+        #[serde(borrow, with = "serde_bytes")]
         arguments: &'a [u8],
     },
     /// The scoped tasks are to be waited for that a dead node has sent with borrows of this root. The ticket is the
@@ -157,7 +158,7 @@ pub(crate) enum ShareMessage<'a> {
         word: u64,
         locked: LockedType,
         body: CodeRef,
-        #[serde(borrow)]
+        #[serde(borrow, with = "serde_bytes")]
         arguments: &'a [u8],
     },
     /// An atomic number is read or changed.
@@ -171,7 +172,7 @@ pub(crate) enum ShareMessage<'a> {
         /// Tickets of the sender below this one have their answers, as far as this channel is concerned.
         settled: u64,
         may_wait: bool,
-        #[serde(borrow)]
+        #[serde(borrow, with = "serde_bytes")]
         value: Cow<'a, [u8]>,
     },
     /// A value of a channel is wanted.
@@ -243,9 +244,9 @@ pub(crate) struct LockedType {
 /// End of a holding of a lock. Writers at other nodes bring the value back.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 pub(crate) enum LockEnd {
-    Released(Option<Vec<u8>>),
+    Released(#[serde(with = "serde_bytes")] Option<Vec<u8>>),
     /// The holder panicked.
-    Panicked(Option<Vec<u8>>),
+    Panicked(#[serde(with = "serde_bytes")] Option<Vec<u8>>),
     /// The holder is gone, and its value with it.
     Abandoned,
 }
@@ -254,7 +255,11 @@ pub(crate) enum LockEnd {
 #[derive(Clone, Serialize, Deserialize, Debug)]
 pub(crate) enum WaitAnswer {
     /// The lock is held now. The value is with it if its home is elsewhere.
-    Granted { was_left: bool, value: Vec<u8> },
+    Granted {
+        was_left: bool,
+        #[serde(with = "serde_bytes")]
+        value: Vec<u8>,
+    },
     /// The value under the lock is lost.
     Lost,
     /// The lock waits for this task: a reader at this node, which is gone, may have lent it what the lock owns.
@@ -264,7 +269,7 @@ pub(crate) enum WaitAnswer {
     /// The channel has the value, or its receiver.
     Sent,
     /// The value is the receiver's.
-    Received(Vec<u8>),
+    Received(#[serde(with = "serde_bytes")] Vec<u8>),
     /// The other end of the channel is closed.
     Closed,
     /// The home of the channel has no room for the value.
@@ -283,7 +288,7 @@ pub(crate) enum WaitAnswer {
 #[derive(Clone, Copy, Serialize, Deserialize, Debug)]
 pub(crate) enum TaskOutcome<'a> {
     /// It returned; the bytes of its result.
-    Returned(&'a [u8]),
+    Returned(#[serde(borrow, with = "serde_bytes")] &'a [u8]),
     /// The task panicked, and said this.
     Panicked(&'a str),
     /// The result is too large to travel, in bytes.
@@ -305,9 +310,13 @@ pub(crate) enum ShareReply<'a> {
     /// The request is done.
     Done,
     /// The bytes of the object.
-    Bytes(&'a [u8]),
+    Bytes(#[serde(borrow, with = "serde_bytes")] &'a [u8]),
     /// A part of the bytes of a group, which has so many.
-    Group { bytes: u64, piece: &'a [u8] },
+    Group {
+        bytes: u64,
+        #[serde(borrow, with = "serde_bytes")]
+        piece: &'a [u8],
+    },
     /// The object is not there.
     Stale,
     /// The sender is of another build.
