@@ -266,6 +266,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
         "sim-directory" => Contender::Peer(Peer::SimulatedShare("directory")),
         "sim-directory-of-many" => Contender::Peer(Peer::SimulatedShare("directory-of-many")),
         "sim-delegation" => Contender::Peer(Peer::SimulatedShare("delegation")),
+        "sim-here" => Contender::Peer(Peer::SimulatedShare("here")),
         "loop" => Contender::Peer(Peer::Loop),
         "function" => Contender::Peer(Peer::Function),
         "one-sided" => Contender::Peer(Peer::OneSided),
@@ -311,7 +312,7 @@ pub(crate) fn known(name: &str) -> Result<Contender> {
              farfield-auto, farfield-auto-periodic, farfield-best, heap, heap-tcp, heap-offload, heap-offload-tcp, heap-own, heap-own-tcp, \
              heap-objects, heap-objects-tcp, heap-late, heap-objects-late, heap-hybrid, heap-hybrid-tcp, heap-hybrid-late, heap-pair, heap-objects-pair, heap-hybrid-pair, heap-python, heap-python-tcp, loopback, redis, redis-cluster, lane-tcp, lane-tls, lane-tunnel, lane-shm, lane-fabric-tcp, \
              lane-mirror, lane-ec, lane-ec-degraded, lane-ssd, lane-lz, rpc, grpc, wic-client, wic-client-shm, wic-client-unbatched, wic-server, \
-             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
+             wic-server-shm, wic-auto, wic-auto-shm, wic-shipped, wic-compiled, share, share-in-place, share-backup, share-tied, share-anywhere, share-beside, sim-ownership, sim-directory, sim-directory-of-many, sim-delegation, sim-here, loop, function, one-sided, heap-lz, heap-stripe, heap-stripe-tcp, heap-stripe-regions, heap-stripe-regions-tcp, gc-arena, dumpster, heap-switch, heap-switch-tcp, farfield-switch, \
              farfield-switch-tcp, farfield-linked, farfield-pair-shared, farfield-pair-own, farfield-beside-flood, \
              farfield-in-flood, farfield-in-linked-flood, farfield-pair, swap-zram-pair, farfield-beside-loop, farfield-overused, farfield-ssd, farfield-distant, farfield-adapt, farfield-adapt-late, pandas, polars, numpy-memmap, polars-streaming, duckdb, dask, dashboard, dashboard-unseen, java-g1, java-zgc, java-shenandoah, java-g1-farfield, java-zgc-farfield, java-shenandoah-farfield, fio, fio-sequential, zram-store, lz4, sim-near, sim-uniform, sim-variable, \
              sim-memory-time, sim-memory-time-long, sim-worth, slurm-near, slurm-far, opt, lru, clock, fifo, second-chance, gclock, s3-fifo, s3-fifo-uses, sieve, sieve-uses, segmented-fifo"

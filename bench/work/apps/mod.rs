@@ -80,10 +80,14 @@ pub(crate) fn counts(here: &Here<'_>) -> Result<Counts, JoinError> {
 /// Adds what each of `ops` operations has sent since `before`.
 fn count_since(here: &Here<'_>, before: Counts, ops: u64, outcome: &mut Outcome) -> Result<(), JoinError> {
     let [messages, bytes, moved, _] = counts(here)?;
-    let each = |after: u64, before: u64| (after - before) as f64 / ops.max(1) as f64;
-    outcome.figure("messages_per_op", each(messages, before[0]));
-    outcome.figure("bytes_per_op", each(bytes, before[1]));
-    outcome.figure("moves_per_op", each(moved, before[2]));
+    // Each other node was sent the task that has counted before, and has said that it ended.
+    let counting = 2 * (here.nodes().count() as u64 - 1);
+    let messages = (messages - before[0]).saturating_sub(counting);
+    let each = |count: u64| count as f64 / ops.max(1) as f64;
+    outcome.figure("messages", messages as f64);
+    outcome.figure("messages_per_op", each(messages));
+    outcome.figure("bytes_per_op", each(bytes - before[1]));
+    outcome.figure("moves_per_op", each(moved - before[2]));
     Ok(())
 }
 

@@ -54,6 +54,7 @@ fn measure(here: &Here<'_>) -> Result<Network, JoinError> {
         handle_ns,
         lock_ns: lock_ns(here)?,
         task_ns: task_ns(here)?,
+        takes_processors: true,
     })
 }
 

@@ -47,6 +47,12 @@ impl TripPath {
 }
 
 impl Trip {
+    /// Returns a trip from a node to another one and back that brings so many bytes, in pieces if there are many.
+    pub(super) fn fetch(to: u16, from: u16, bytes: u32) -> Trip {
+        let messages = u64::from(bytes).div_ceil(farfield_dsm::VALUE_BYTES_MAX as u64).max(1);
+        Trip::round(to, from, messages, 0, bytes.into())
+    }
+
     /// Returns a trip from a node to another one and back.
     pub(super) fn round(to: u16, from: u16, messages: u64, request_bytes: u64, answer_bytes: u64) -> Trip {
         let path = TripPath { first: to, between: None, home: from };
@@ -150,7 +156,7 @@ impl Coherence for Ownership<'_> {
         if home == node || self.copies[object.index()] & 1 << node != 0 {
             return Fetch::default();
         }
-        let trips = vec![Trip::round(home, node, 1, 0, self.whole(object).len.into())];
+        let trips = vec![Trip::fetch(home, node, self.whole(object).len)];
         Fetch { trips, copy: Some(object), left: None }
     }
 
@@ -161,7 +167,7 @@ impl Coherence for Ownership<'_> {
             return Fetch::default();
         }
         self.homes[object.index()] = node;
-        let trips = vec![Trip::round(home, node, 1, 0, self.whole(object).len.into())];
+        let trips = vec![Trip::fetch(home, node, self.whole(object).len)];
         Fetch { trips, copy: None, left: Some(home) }
     }
 
@@ -208,7 +214,7 @@ impl Coherence for Delegation<'_> {
         if self.is_there(node, object) {
             return Fetch::default();
         }
-        Fetch { trips: vec![Trip::round(self.home(object), node, 1, 0, range.len.into())], ..Fetch::default() }
+        Fetch { trips: vec![Trip::fetch(self.home(object), node, range.len)], ..Fetch::default() }
     }
 
     fn write(&mut self, node: u16, object: ObjectId, range: ByteRange) -> Fetch {

@@ -32,6 +32,9 @@ pub(super) struct Network {
     pub(super) lock_ns: u64,
     /// What a task takes to start and to end, beside a call.
     pub(super) task_ns: u64,
+    /// Whether messages are handled and bytes copied by the processors that run tasks. Otherwise the first have processors of
+    /// their own, and devices carry the others.
+    pub(super) takes_processors: bool,
 }
 
 /// Counts of a replay, and how long it took.
@@ -130,6 +133,8 @@ struct NodeState {
     in_free_ns: u64,
     /// When the handler for each other node is free.
     handler_free_ns: Vec<u64>,
+    /// What messages have taken of processors that run tasks.
+    taken_ns: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -233,6 +238,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
             out_free_ns: 0,
             in_free_ns: 0,
             handler_free_ns: vec![0; count],
+            taken_ns: 0,
         };
         let task = |task: &super::trace::TaskTrace| TaskState { at: task.node, ..TaskState::default() };
         Replay {
@@ -301,7 +307,8 @@ impl<'t, C: Coherence> Replay<'t, C> {
         let debt = std::mem::take(&mut state.debt_ns);
         let is_done = std::mem::take(&mut state.tries_again);
         let work = if is_done { 0 } else { self.trace.tasks[task.index()].steps[state.next].work_ns.into() };
-        self.schedule(self.now_ns + debt + cost_ns + work, Event::Worked(task.0));
+        let taken = std::mem::take(&mut self.nodes[usize::from(state.at)].taken_ns);
+        self.schedule(self.now_ns + debt + cost_ns + work + taken, Event::Worked(task.0));
     }
 
     /// Gives the processor of a task to the next one.
@@ -414,6 +421,14 @@ impl<'t, C: Coherence> Replay<'t, C> {
         self.tasks[task.index()].debt_ns += self.network.handle_ns * messages;
     }
 
+    /// Has messages take so much time of a node's processors, if all of these run tasks.
+    fn take_processor(&mut self, node: u16, ns: u64) {
+        let state = &mut self.nodes[usize::from(node)];
+        if self.network.takes_processors && state.idle == 0 {
+            state.taken_ns += ns;
+        }
+    }
+
     /// Sends a letter that takes so many messages.
     fn send(&mut self, from: u16, to: u16, messages: u64, bytes: u64, letter: Letter) {
         let is_answer = match letter {
@@ -432,6 +447,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
             return;
         }
         self.report.bytes += bytes;
+        self.take_processor(from, link_ns / 2);
         let sender = &mut self.nodes[usize::from(from)];
         sender.out_free_ns = self.now_ns.max(sender.out_free_ns) + link_ns;
         let there_ns = sender.out_free_ns + self.network.one_way_ns;
@@ -441,6 +457,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
     /// Has a letter take the receiver's link, in the order in which letters arrive, and then its handler.
     fn receive(&mut self, mail: u32) {
         let Mail { from, to, link_ns, handle_ns, .. } = *self.mails.get(mail);
+        self.take_processor(to, link_ns / 2 + handle_ns.unwrap_or(0));
         let receiver = &mut self.nodes[usize::from(to)];
         receiver.in_free_ns = self.now_ns.max(receiver.in_free_ns + link_ns);
         let mut handled_ns = receiver.in_free_ns;

@@ -3,7 +3,7 @@
 //! The applications run here, for so many nodes, over a recorder of what they do with shared memory. The trace is replayed under
 //! a way to keep objects coherent, on three networks. What a message, a byte, a lock and a task cost here is measured before.
 //! The time of a run is that of the paper's network; the same trace for one node, where nothing costs anything, is what it
-//! is compared with.
+//! is compared with. For a run on this machine it is foretold what it takes (`sim:here`).
 
 #[path = "../apps/mod.rs"]
 #[expect(
@@ -33,6 +33,8 @@ use trace::Trace;
 
 /// Peers of this form are simulated.
 const SIMULATED: &str = "sim:";
+/// Name of the peer that foretells what a run on this machine takes.
+const HERE: &str = "here";
 /// Network of the paper: 40 Gb/s, and 3.6 µs for a read of 512 bytes.
 const PAPER: NetworkForm = NetworkForm { round_trip_ns: 3_600, bytes_per_us: 5_000 };
 /// Time of a processor for a message there.
@@ -55,7 +57,7 @@ impl NetworkForm {
     fn network(self, handle_ns: u64, here: Network) -> Network {
         let NetworkForm { round_trip_ns, bytes_per_us } = self;
         let one_way_ns = round_trip_ns.saturating_sub(2 * handle_ns) / 2;
-        Network { one_way_ns, bytes_per_us, handle_ns, ..here }
+        Network { one_way_ns, bytes_per_us, handle_ns, takes_processors: false, ..here }
     }
 }
 
@@ -76,7 +78,7 @@ impl CoherenceName {
             "directory" => CoherenceName::Directory,
             "directory-of-many" => CoherenceName::DirectoryOfMany,
             "delegation" => CoherenceName::Delegation,
-            _ => bail!("no way is called {name}: write ownership, directory, directory-of-many or delegation"),
+            _ => bail!("no way is called {name}: write ownership, directory, directory-of-many, delegation or {HERE}"),
         })
     }
 
@@ -96,7 +98,10 @@ impl CoherenceName {
 /// Runs an application in virtual time, if that is asked for.
 pub(crate) fn run(options: &Options) -> Option<Result<Outcome>> {
     let name = options.peer.as_deref()?.strip_prefix(SIMULATED)?;
-    Some(CoherenceName::of(name).and_then(|name| simulate(options, name)))
+    Some(match name {
+        HERE => foretell(options),
+        name => CoherenceName::of(name).and_then(|name| simulate(options, name)),
+    })
 }
 
 /// Records an application on so many nodes. Returns the trace, what the application has found, and the name of what it does.
@@ -128,12 +133,43 @@ fn by_value_ns(options: &Options, processors: usize) -> Result<f64> {
     Ok(ns * here.get() as f64 / processors as f64)
 }
 
+/// Makes a replay the result of a phase: its time and its counts.
+fn put(outcome: &mut Outcome, phase: &str, report: ReplayReport) {
+    outcome.retime(phase, report.elapsed_ns);
+    let ops = outcome.ops(phase).max(1) as f64;
+    outcome.figure("messages", report.messages as f64);
+    outcome.figure("messages_per_op", report.messages as f64 / ops);
+    outcome.figure("bytes_per_op", report.bytes as f64 / ops);
+    outcome.figure("moves_per_op", report.moves as f64 / ops);
+}
+
+/// Foretells a run of owners on this machine, whose nodes have processors of their own.
+fn foretell(options: &Options) -> Result<Outcome> {
+    ensure!(options.processors > 0, "a node needs --processors");
+    let here = calibrate::calibrate()?;
+    let (trace, mut outcome, phase) = record(options, options.nodes)?;
+    let report = CoherenceName::Ownership.replay(&trace, here, options.processors as usize);
+    put(&mut outcome, phase, report);
+    outcome.figure("work_s", trace.work_ns() as f64 / 1e9);
+    figures_of_network(&mut outcome, here);
+    Ok(outcome)
+}
+
+fn figures_of_network(outcome: &mut Outcome, here: Network) {
+    outcome.figure("one_way_here_us", here.one_way_ns as f64 / 1e3);
+    outcome.figure("handle_here_us", here.handle_ns as f64 / 1e3);
+    outcome.figure("here_mib_per_s", here.bytes_per_us as f64 * 1e6 / f64::from(1 << 20));
+    outcome.figure("lock_here_ns", here.lock_ns as f64);
+    outcome.figure("task_here_us", here.task_ns as f64 / 1e3);
+}
+
 fn simulate(options: &Options, name: CoherenceName) -> Result<Outcome> {
     ensure!(options.processors > 0, "a node needs --processors");
     // The other node of the calibration runs this program, too, and comes no further.
     let here = calibrate::calibrate()?;
     let processors = options.processors as usize;
-    let free = Network { one_way_ns: 0, bytes_per_us: 1, handle_ns: 0, lock_ns: 0, task_ns: 0 };
+    let free =
+        Network { one_way_ns: 0, bytes_per_us: 1, handle_ns: 0, lock_ns: 0, task_ns: 0, takes_processors: false };
     let (one_trace, _, _) = record(options, 1)?;
     let one = CoherenceName::Ownership.replay(&one_trace, free, processors);
     drop(one_trace);
@@ -143,11 +179,7 @@ fn simulate(options: &Options, name: CoherenceName) -> Result<Outcome> {
     for (suffix, network) in networks {
         let report = name.replay(&trace, network, processors);
         if suffix.is_empty() {
-            outcome.retime(phase, report.elapsed_ns);
-            let ops = outcome.ops(phase).max(1) as f64;
-            outcome.figure("messages_per_op", report.messages as f64 / ops);
-            outcome.figure("bytes_per_op", report.bytes as f64 / ops);
-            outcome.figure("moves_per_op", report.moves as f64 / ops);
+            put(&mut outcome, phase, report);
             for (other, figure) in OTHERS.into_iter().filter(|_| name == CoherenceName::Ownership) {
                 let other = other.replay(&trace, network, processors);
                 outcome.figure(figure, report.elapsed_ns as f64 / other.elapsed_ns.max(1) as f64);
@@ -163,10 +195,6 @@ fn simulate(options: &Options, name: CoherenceName) -> Result<Outcome> {
     }
     outcome.figure("work_s", trace.work_ns() as f64 / 1e9);
     outcome.figure("one_node_s", one.elapsed_ns as f64 / 1e9);
-    outcome.figure("one_way_here_us", here.one_way_ns as f64 / 1e3);
-    outcome.figure("handle_here_us", here.handle_ns as f64 / 1e3);
-    outcome.figure("here_mib_per_s", here.bytes_per_us as f64 * 1e6 / f64::from(1 << 20));
-    outcome.figure("lock_here_ns", here.lock_ns as f64);
-    outcome.figure("task_here_us", here.task_ns as f64 / 1e3);
+    figures_of_network(&mut outcome, here);
     Ok(outcome)
 }

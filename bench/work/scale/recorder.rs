@@ -100,7 +100,10 @@ impl Recorder {
     fn note(&mut self, stopped: Instant, action: Action) -> bool {
         let RunningTask { node, task } = self.current();
         let Some(task) = task else {
-            self.keep(node, action);
+            // What comes after the measured part is not where the objects are when that begins.
+            if self.trace.tasks.is_empty() {
+                self.keep(node, action);
+            }
             return false;
         };
         let mut work_ns = self.since_resumed_ns(stopped);

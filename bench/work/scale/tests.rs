@@ -7,7 +7,14 @@ use super::{CoherenceName, record};
 use crate::Options;
 use clap::Parser;
 
-const NETWORK: Network = Network { one_way_ns: 1_000, bytes_per_us: 1_000, handle_ns: 100, lock_ns: 10, task_ns: 50 };
+const NETWORK: Network = Network {
+    one_way_ns: 1_000,
+    bytes_per_us: 1_000,
+    handle_ns: 100,
+    lock_ns: 10,
+    task_ns: 50,
+    takes_processors: false,
+};
 const ONE_PROCESSOR: usize = 1;
 const THERE: NodeId = NodeId(1);
 /// Bytes of the objects below.
@@ -400,4 +407,14 @@ fn recorded_applications_find_what_plain_ones_find() {
             }
         }
     }
+}
+
+/// Each of two nodes reads the half of the left factor that the other one has filled, and of the right one what is its own.
+/// The program looks at all tiles afterwards, which changes nothing.
+#[test]
+fn a_product_fetches_each_tile_of_other_nodes_once() {
+    const TILE_BYTES: u64 = 32 << 10;
+    let options = options("share-gemm", "--data-mib 6 --object-bytes 32768");
+    let (trace, ..) = record(&options, 2).unwrap();
+    assert_eq!(replay(CoherenceName::Ownership, &trace).bytes / TILE_BYTES, 2 * 32);
 }
