@@ -17,8 +17,7 @@ pub(crate) const VERSION: u32 = 1;
 
 /// Room that is left for the rest of a message beside values.
 const OVERHEAD_BYTES: usize = 256;
-/// Greatest size of a value in a message, in bytes: of the arguments of a task, of its result, and of a piece of a larger
-/// object.
+/// Greatest size of a value in a message, in bytes: the arguments of a task, its result, or a piece of a larger object.
 pub const VALUE_BYTES_MAX: usize = CallBody::ARGUMENT_BYTES_MAX - OVERHEAD_BYTES;
 
 /// Greatest size of a loan in the message that ends a task, in bytes.
