@@ -27,7 +27,8 @@ fn timed<E>(mut body: impl FnMut() -> Result<(), E>) -> Result<u64, E> {
     Ok(started.elapsed().as_nanos() as u64)
 }
 
-/// Returns the network of this machine, and the costs of the runtime.
+/// Returns the network of this machine, and the costs of the runtime. The other node runs this program, too, and comes no
+/// further than here.
 pub(super) fn calibrate() -> Result<Network> {
     let config = NodeBuilder::new().nodes(2).near(NEAR_BYTES).workers(ASKERS).read_in_place(false);
     let measured = farfield_dsm::run(&config, measure).context("the nodes do not start")?;

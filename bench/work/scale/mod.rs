@@ -165,7 +165,6 @@ fn figures_of_network(outcome: &mut Outcome, here: Network) {
 
 fn simulate(options: &Options, name: CoherenceName) -> Result<Outcome> {
     ensure!(options.processors > 0, "a node needs --processors");
-    // The other node of the calibration runs this program, too, and comes no further.
     let here = calibrate::calibrate()?;
     let processors = options.processors as usize;
     let free =

@@ -306,6 +306,45 @@ fn a_node_has_so_many_processors() {
     }
 }
 
+/// On one machine a message to a node takes time of the task that runs there, and so do its bytes.
+#[test]
+fn messages_take_the_processor_of_a_busy_node() {
+    let mut trace = trace_of(
+        2,
+        |here| (object_at(here, THERE), object_at(here, THERE)),
+        |here, (own, object)| {
+            let task = here.spawn_to(THERE, (own,), |here, (own,)| {
+                own.get(here).unwrap();
+                std::mem::forget(own);
+            });
+            object.get(here).unwrap();
+            task.unwrap().join(here).unwrap();
+            std::mem::forget(object);
+        },
+    );
+    trace.tasks[1].steps.iter_mut().for_each(|step| step.work_ns = 1_000_000);
+    let elapsed = |takes_processors| {
+        CoherenceName::Ownership.replay(&trace, Network { takes_processors, ..NETWORK }, ONE_PROCESSOR).elapsed_ns
+    };
+    let [header, object] = [64, 64 + BYTES as u64];
+    // It says that the task is there, and takes and answers a request.
+    assert_eq!(elapsed(true) - elapsed(false), header / 2 + (header / 2 + 100) + object / 2);
+}
+
+#[test]
+fn a_large_object_comes_in_pieces() {
+    const LARGE: usize = 3 * farfield_dsm::VALUE_BYTES_MAX - 1;
+    let trace = trace_of(
+        2,
+        |here| made_at(here, THERE, |here| here.alloc([0u8; LARGE]).unwrap()),
+        |here, object| {
+            object.get(here).unwrap();
+            std::mem::forget(object);
+        },
+    );
+    assert_eq!(messages(CoherenceName::Ownership, &trace), 3);
+}
+
 /// Workers of `farfield-dsm` begin nothing while a task that has waited can go on.
 #[test]
 fn a_task_that_has_begun_goes_on_before_others_begin() {
