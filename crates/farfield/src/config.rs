@@ -199,8 +199,9 @@ impl Builder {
         self
     }
 
-    /// Overwrites and protects near memory that holds nothing, so that a use of a value that has
-    /// left stops the program there. For tests: slow, and only for near memories up to 64 MiB.
+    /// Overwrites near memory that holds nothing, and protects an eighth of it, so that a use of a value
+    /// that has left stops the program there; who writes to the rest is noticed when it is used again.
+    /// For tests: slow, and only for near memories up to 64 MiB.
     pub fn paranoid(mut self, paranoid: bool) -> Builder {
         self.paranoid = paranoid;
         self

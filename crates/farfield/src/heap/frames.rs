@@ -10,6 +10,7 @@
 //! in the base area gets them in the overflow area, where they become warm; as many separate frames
 //! of the base area are given back to the kernel.
 
+mod guards;
 mod info;
 mod used;
 
@@ -18,6 +19,7 @@ use crate::error::BuildError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farfield_core::geometry::PAGE_BYTES;
 use farfield_core::heap::{FRAMES_MAX, FrameId, FreeRuns};
+use guards::Guards;
 pub(crate) use info::{FrameInfo, INFO_BYTES};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use used::UsedFrames;
@@ -45,7 +47,8 @@ pub(crate) struct Frames {
     overflow_start: u32,
     /// Number of frames in the arena; the first is never used.
     count: u32,
-    paranoid: bool,
+    /// Of a paranoid heap.
+    guards: Option<Guards>,
 }
 
 /// Rule that says which free frames a caller may take (watermarks of reclaim).
@@ -77,7 +80,6 @@ struct FreeFrames {
     tables: u32,
 }
 
-const POISON: u8 = 0xDB;
 const FRAMES_PER_HUGE: u32 = (2 << 20) / PAGE_BYTES as u32;
 
 /// Maximum margin of free frames: a number of frames, and a divisor of the limit.
@@ -108,10 +110,9 @@ impl Frames {
     pub(crate) fn new(base_frames: u32, paranoid: bool) -> Result<Frames, BuildError> {
         let count = base_frames.saturating_mul(1 + OVERFLOW_FACTOR).min(FRAMES_MAX);
         let arena = Reserved::new(count as usize * PAGE_BYTES)?;
-        if paranoid {
-            // SAFETY: nobody has a frame yet.
-            unsafe { arena.set_access(0, count as usize * PAGE_BYTES, false) };
-        } else {
+        // SAFETY: nobody has a frame yet.
+        let guards = paranoid.then(|| unsafe { Guards::new(&arena, count) });
+        if guards.is_none() {
             // SAFETY: frame 0 is never given out; a slot that guesses it finds no memory and no secret.
             unsafe { arena.set_access(0, PAGE_BYTES, false) };
         }
@@ -134,7 +135,7 @@ impl Frames {
             overflow_high: AtomicU32::new(base_frames + 1),
             overflow_start: base_frames,
             count,
-            paranoid,
+            guards,
         })
     }
 
@@ -142,7 +143,7 @@ impl Frames {
     /// holds.
     fn prefer_huge(&self, from: u32, limit: u32) {
         let (from, to) = (from.next_multiple_of(FRAMES_PER_HUGE), limit / FRAMES_PER_HUGE * FRAMES_PER_HUGE);
-        if from < to && !self.paranoid {
+        if from < to && self.guards.is_none() {
             self.arena.prefer_huge(from as usize * PAGE_BYTES, (to - from) as usize * PAGE_BYTES);
         }
     }
@@ -319,9 +320,8 @@ impl Frames {
         let first = first?;
         let high = if first < self.overflow_start { &self.high } else { &self.overflow_high };
         high.fetch_max(first + count, Ordering::Relaxed);
-        if self.paranoid {
-            // SAFETY: allows, forbids nothing.
-            unsafe { self.arena.set_access(first as usize * PAGE_BYTES, count as usize * PAGE_BYTES, true) };
+        if let Some(guards) = &self.guards {
+            guards.open(&self.arena, first, count);
         }
         Some(FrameId(first))
     }
@@ -355,6 +355,10 @@ impl Frames {
         let Some((first, count)) = free.warm.take_last(excess) else { return };
         // SAFETY: the frames are free and the lock is held, so nobody uses them.
         unsafe { self.arena.give_back(first as usize * PAGE_BYTES, count as usize * PAGE_BYTES) };
+        if let Some(guards) = &self.guards {
+            // SAFETY: as above.
+            unsafe { guards.protect(&self.arena, first, count) };
+        }
         free.cold.put(first, count);
         free.resident -= count;
     }
@@ -368,13 +372,9 @@ impl Frames {
         if self.infos[first.0].pins.swap(0, Ordering::Relaxed) > 0 {
             self.pinned.fetch_sub(count, Ordering::Relaxed);
         }
-        if self.paranoid {
-            let (at, len) = (first.0 as usize * PAGE_BYTES, count as usize * PAGE_BYTES);
+        if let Some(guards) = &self.guards {
             // SAFETY: the frames are the caller's, who says that nobody reaches them.
-            unsafe {
-                core::ptr::write_bytes(self.address(first), POISON, len);
-                self.arena.set_access(at, len, false);
-            }
+            unsafe { guards.close(&self.arena, first, count) };
         }
         let mut free = self.lock();
         free.warm.put(first.0, count);
@@ -495,6 +495,20 @@ mod tests {
         }
         while frames.take(1, Watermark::Emergency).is_some() {}
         assert_eq!((frames.resident(), frames.spare()), ((1280, 1280), 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "was written to after it came back")]
+    fn a_paranoid_heap_notices_who_writes_to_a_frame_that_holds_nothing() {
+        let frames = Frames::new(64, true).unwrap();
+        frames.set_limit(32);
+        // The first one that comes back is protected, the second is not.
+        let [one, other] = [(); 2].map(|()| frames.take(1, Watermark::Normal).expect("there are 32"));
+        frames.put(one, 1);
+        frames.put(other, 1);
+        // SAFETY: inside the arena, and not protected; nobody else is here.
+        unsafe { frames.address(other).add(17).write(0) };
+        while frames.take(1, Watermark::Emergency).is_some() {}
     }
 
     #[test]
