@@ -1,8 +1,8 @@
 //! How a paranoid heap catches uses of frames that hold nothing.
 //!
-//! A frame that comes back is overwritten, and looked at before it is given out again: whoever wrote there meanwhile had no right
-//! to. One in a few is protected as well, which stops such a use where it happens, and reads too. To protect all of them took a
-//! quarter of the time of our tests.
+//! A frame that comes back is overwritten, and looked at before it is given out again: whoever wrote there meanwhile
+//! had no right to. One in a few is protected as well, which stops such a use where it happens, and reads too. To
+//! protect all of them took more than half of the time of our tests.
 
 use crate::heap::memory::Reserved;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -47,7 +47,7 @@ impl Guards {
                 unsafe { arena.set_access(at, len, true) };
                 protected.iter().for_each(|frame| frame.store(false, Ordering::Relaxed));
             } else {
-                // SAFETY: readable, as it is not protected; initialised when it came back. Nobody has it but the caller.
+                // SAFETY: readable, as it is not protected, and initialised when it came back. Only the caller has it.
                 let bytes = unsafe { core::slice::from_raw_parts(arena.base().add(at), len) };
                 for (page, frame) in bytes.chunks_exact(PAGE_BYTES).zip(begin..) {
                     assert!(page == POISONED, "frame {frame} was written to after it came back");
