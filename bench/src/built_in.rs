@@ -118,6 +118,8 @@ pub fn all() -> Result<Vec<Experiment>> {
         include_str!("../experiments/share/scale.toml"),
         include_str!("../experiments/share/social.toml"),
         include_str!("../experiments/share/steal.toml"),
+        include_str!("../experiments/share/taxi.toml"),
+        include_str!("../experiments/share/ycsb.toml"),
         include_str!("../experiments/wickit/list.toml"),
         include_str!("../experiments/wickit/map-far-index.toml"),
         include_str!("../experiments/wickit/latency.toml"),

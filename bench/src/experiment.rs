@@ -213,6 +213,7 @@ const PARAMETERS: &[&str] = &[
     "tracing",
     "aged",
     "mix",
+    "ycsb",
     "graph",
     "region_kib",
     "processors",
@@ -386,8 +387,8 @@ fn check_point(point: &Point) -> Result<()> {
             // The program knows the rules.
             ("overuse", Value::Text(_)) => drop(overuse(point)?),
             (
-                "hotness" | "offload" | "tracing" | "mix" | "graph" | "cluster" | "rules" | "arrivals" | "recording"
-                | "accounting" | "queue" | "books" | "trace",
+                "hotness" | "offload" | "tracing" | "mix" | "ycsb" | "graph" | "cluster" | "rules" | "arrivals"
+                | "recording" | "accounting" | "queue" | "books" | "trace",
                 Value::Text(_),
             ) => {}
             (_, Value::Text(text)) => bail!("{key} must be a number, not {text:?}"),

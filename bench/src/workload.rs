@@ -167,6 +167,7 @@ const WORKLOADS: &[Workload] = &[
     rust("share-counts", "count", "operation"),
     rust("share-gemm", "multiply", "multiplication"),
     rust("share-frame", "ask", "row"),
+    rust("share-taxi", "ask", "row"),
     rust("share-kv", "serve", "operation"),
     rust("share-social", "serve", "request"),
     rust("schedule", "schedule", "job"),

@@ -430,6 +430,11 @@ fn applications_that_share_memory() {
     check(&["share-frame", "--data-mib", "1", "--object-bytes", "16384"], &[]);
     let kv = ["share-kv", "--data-mib", "1", "--ops", "2000", "--write-percent", "10", "--zipf-percent", "99"];
     check(&kv, &[]);
+    for ycsb in ["a", "b", "c", "d", "e", "f"] {
+        let words = ["share-kv", "--data-mib", "1", "--ops", "600", "--zipf-percent", "99", "--ycsb", ycsb];
+        check(&words, &[]);
+        check(&[&words[..], &["--threads", "6"]].concat(), &[]);
+    }
     let grpc: &[&str] = &["--peer", "grpc:", "--nodes", "3"];
     let by_value = if cfg!(feature = "grpc") { &[rpc, grpc][..] } else { &[rpc] };
     check(&["share-social", "--data-mib", "4", "--ops", "60"], by_value);
@@ -438,6 +443,57 @@ fn applications_that_share_memory() {
     check(&["share-social", "--data-mib", "4", "--ops", "60", "--threads", "6"], by_value);
     let (_, phases) = work(&["share-counts", "--data-mib", "1", "--nodes", "3", "--peer", "share:"]);
     assert_eq!(phases, ["count"]);
+}
+
+/// A small file in the form of the real one, whose answers follow from how it is made. One that is wrong is noticed.
+#[test]
+fn answers_about_trips_are_compared() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("taxi-data");
+    let taxi = folder.join("nyc-green-taxi");
+    fs::create_dir_all(&taxi).unwrap();
+    let places = "LocationID,borough,zone,lon,lat\n0,Queens,Astoria,0,0\n1,Bronx,Belmont,0,0\n";
+    fs::write(taxi.join("taxi_zone_centroids.csv"), places).unwrap();
+    let mut trips = ",".repeat(19) + "\n";
+    for trip in 0..1200u32 {
+        let (vendor, passengers, flag) = [("", "", ""), ("1", "0", "N"), ("2", "48", "Y")][trip as usize % 3];
+        // Of each month a hundred; those of a month take 0 to 99 minutes.
+        let (month, hour, minutes, from, to) = (trip / 100 + 1, trip % 6, trip % 100, trip % 4, 260 + trip % 5);
+        let (start, end) = (
+            format!("2021-{month:02}-10 {hour:02}:00:00"),
+            format!("2021-{month:02}-10 {:02}:{:02}:30", hour + minutes / 60, minutes % 60),
+        );
+        writeln!(trips, "{vendor},{start},{end},{flag},1,{from},{to},{passengers},1.25,,,,,,,,2.5,,,").unwrap();
+    }
+    fs::write(taxi.join("green_tripdata_2020-04_2022-02.csv"), trips).unwrap();
+    let months: Vec<String> = (1..=12).map(|month| format!("\"{month}\": 3000.0")).collect();
+    let hours: Vec<String> = (0..6).map(|hour| format!("\"{hour}\": 200")).collect();
+    let answers = format!(
+        r#"{{"taxi": {{"rows": 1200, "rows_by_VendorID": {{"": 400, "1": 400, "2": 400}}, "distinct_PU_DO_pairs": 20,
+        "passenger_count_by_VendorID": {{"/": 400, "1/0": 400, "2/48": 400}}, "sum_trip_distance": 1500.0,
+        "store_and_fwd_flag": {{"": 400, "N": 400, "Y": 400}}, "sum_total_amount": 3000.0,
+        "duration_s": {{"mean": 3000.0, "min": 30, "max": 5970, "median": 3000.0}},
+        "median_duration_s_by_pickup_month": {{{}}}, "rows_by_pickup_hour": {{{}}}}}}}"#,
+        months.join(", "),
+        hours.join(", "),
+    );
+    let ask = |peer: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farfield-work"));
+        command.args(["share-taxi", "--data-mib", "1", "--object-bytes", "512"]).args(peer);
+        command.env("FARFIELD_DATA", &folder);
+        command
+    };
+    fs::write(folder.join("reference_answers.json"), &answers).unwrap();
+    let expected = result(ask(&[]));
+    for peer in
+        [&["--threads", "2"][..], &["--peer", "share:", "--nodes", "2"], &["--peer", "share:place", "--nodes", "3"]]
+    {
+        assert_eq!(result(ask(peer)), expected, "{peer:?}");
+    }
+    for (right, wrong) in [("\"2\": 400", "\"2\": 401"), ("\"9\": 3000.0", "\"9\": 3060.0"), (": 5970", ": 5969")] {
+        fs::write(folder.join("reference_answers.json"), answers.replace(right, wrong)).unwrap();
+        let line: serde_json::Value = serde_json::from_slice(&ask(&[]).output().unwrap().stdout).unwrap();
+        assert_eq!((&line["verified"], &line["errors"]), (&false.into(), &1.into()), "{wrong}");
+    }
 }
 
 #[test]

@@ -211,6 +211,9 @@ struct Options {
     /// Operations on a table, of a hundred: inserts, updates, and reads for the rest.
     #[arg(long, value_enum, default_value_t = MixName::InsertIntensive)]
     mix: MixName,
+    /// What the clients of `share-kv` do; without it they read, and write as often as `--write-percent` says.
+    #[arg(long, value_enum, default_value_t = YcsbName::None)]
+    ycsb: YcsbName,
     /// 1: where an object lies says nothing of where it leads to, as after long use; 0: neighbours lead to each other.
     #[arg(long, default_value_t = 1)]
     aged: u64,
@@ -344,6 +347,8 @@ enum Workload {
     ShareGemm,
     /// A data frame that is filtered, grouped, joined and sorted.
     ShareFrame,
+    /// Questions about taxi trips, whose answers are known.
+    ShareTaxi,
     /// A key-value store.
     ShareKv,
     /// A social network.
@@ -411,6 +416,24 @@ impl MixName {
             MixName::ReadDominant => (20, 0),
         }
     }
+}
+
+/// Core workloads of YCSB (Cooper et al., SoCC 2010, Table 2).
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum YcsbName {
+    None,
+    /// Half of the operations write.
+    A,
+    /// One in twenty writes.
+    B,
+    /// All read.
+    C,
+    /// The latest keys are read; one in twenty is new.
+    D,
+    /// Up to a hundred keys are scanned; one in twenty is new.
+    E,
+    /// Half read a value and replace it.
+    F,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -556,6 +579,7 @@ fn run(options: &Options) -> Result<Outcome> {
         Workload::ShareAffinity => shared::run_affinity(options),
         Workload::ShareCounts => share_counts::run(options),
         Workload::ShareFrame => apps::frame::run(options),
+        Workload::ShareTaxi => apps::taxi::run(options),
         Workload::ShareGemm => apps::gemm::run(options),
         Workload::ShareSocial => apps::social::run(options),
         Workload::ShareKv => apps::kv::run(options),

@@ -63,8 +63,10 @@ pub(crate) const TRIP_COLUMNS: [usize; 8] = [0, 1, 2, 7, 8, 9, 12, 16];
 #[cfg(feature = "sql")]
 pub(crate) const TRIP_PLACES: [usize; 8] = [0, 1, 5, 6, 7, 8, 9, 12];
 /// Places of New York: number, borough, name.
-#[cfg(feature = "sql")]
 pub(crate) const PLACES: &str = "nyc-green-taxi/taxi_zone_centroids.csv";
+
+/// What others counted in these files.
+pub(crate) const ANSWERS: &str = "reference_answers.json";
 
 /// Dollars and miles as whole cents and hundredths, so that sums are exact in any order. (0.0 takes the sign of a zero away.)
 pub(crate) fn in_hundredths(numbers: &mut [f64]) {
@@ -197,7 +199,7 @@ impl<F: BufRead + Seek, const N: usize> Rows<F, N> {
 }
 
 /// A number, or the seconds until a moment like `2020-04-01 00:44:02`.
-fn number(text: &str) -> Option<f64> {
+pub(crate) fn number(text: &str) -> Option<f64> {
     text.parse().ok().or_else(|| {
         let mut parts = text.split(['-', ' ', ':']).map(|part| part.parse::<i64>().ok());
         let mut next = || parts.next().flatten();

@@ -1,21 +1,16 @@
 //! Data frame: a table in columns, cut into chunks of rows, which is filtered, grouped, joined and sorted (DRust, section 7).
 //!
 //! The table is that of the group-by benchmark of h2oai, `G1` with 100 groups: `id1`, `id2`, `id4` and `id5` have as many
-//! values as there are groups, `id3` and `id6` one for each hundred rows. A task for each chunk works beside it. What it gives
-//! to others, to be grouped or sorted, it leaves in as many parts as there are tasks that take them.
-//!
-//! A task at each node starts those of its chunks or parts and gathers what they return, so what is done one after the other
-//! does not grow with the number of chunks.
+//! values as there are groups, `id3` and `id6` one for each hundred rows.
 
 mod kernels;
 
-use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, NodeId, Owner, ShareError, scope};
-use super::{Nodes, all, count_since, counts, in_threads, part, store};
+use super::chunked::{AtNodes, PARTS, Parts, all_of, by_part, each, left_for, list, map_in_threads, own, store_parts};
+use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, Owner, ShareError};
+use super::{Nodes, all, count_since, counts, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
-use kernels::{Answers, Cell, GROUPS, GroupRow, GroupSums, PARTS, Pivots, RowView, Rows, TableForm};
-use std::ops::Range;
-use std::sync::Mutex;
+use kernels::{Answers, Cell, GROUPS, GroupRow, GroupSums, Pivots, RowView, Rows, TableForm};
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let form = TableForm::of(options)?;
@@ -35,16 +30,6 @@ struct PlainTable {
     groups: Vec<Rows>,
     rates: Vec<f64>,
     weights: Vec<f64>,
-}
-
-/// Returns what a function gives for each number, worked out by so many threads.
-fn map_in_threads<R: Send>(threads: u64, count: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let results: Vec<Mutex<Option<R>>> = (0..count).map(|_| Mutex::new(None)).collect();
-    in_threads(threads, results.iter().enumerate(), |(number, result)| {
-        *result.lock().expect("no kernel panics") = Some(work(number));
-    });
-    let result = |result: Mutex<Option<R>>| result.into_inner().expect("no kernel panics").expect("each has a result");
-    results.into_iter().map(result).collect()
 }
 
 fn plain(options: &Options, form: TableForm) -> Outcome {
@@ -150,115 +135,8 @@ impl Table {
     }
 }
 
-/// Values that are at the nodes by whose numbers they are found.
-type AtNodes<T> = DVec<DVec<T>>;
 /// Sorted prices, in parts at each node.
 type SortedPrices = Vec<DVec<DVec<f64>>>;
-/// For each part, and for each chunk of a node, what the chunk leaves.
-type Parts<T> = DVec<DVec<T>>;
-
-/// Returns the chunks or parts, of so many, that a node has.
-fn own(here: &Here<'_>, node: NodeId, count: usize) -> Range<usize> {
-    let [begin, end] = [0, 1].map(|next| ((usize::from(node.0) + next) * count).div_ceil(here.nodes().count()));
-    begin..end
-}
-
-/// Runs a task for each chunk or part, of so many, at the nodes in order. Returns what is gathered at each node of what its
-/// tasks return.
-fn each<T, X, R, G>(
-    here: &Here<'_>,
-    object: &DBox<T>,
-    count: usize,
-    extra: X,
-    body: impl for<'t, 'h> FnOnce(&Here<'h>, (Lent<'t, T>, usize, X)) -> Result<R, ShareError> + Copy,
-    gather: impl for<'h> FnOnce(&Here<'h>, Vec<R>) -> Result<G, ShareError> + Copy,
-) -> Result<Vec<G>, JoinError>
-where
-    T: Far,
-    X: Far + Copy,
-    R: Far,
-    G: Far,
-{
-    scope(here, |s| {
-        let start = |node| {
-            s.spawn_to(node, (s.lend(object), count, extra), move |here, (object, count, extra)| {
-                let results = scope(here, |s| {
-                    let tasks = own(here, here.id(), count);
-                    let tasks = tasks.map(|number| s.spawn_to(here.id(), (s.lend(&object), number, extra), body));
-                    let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
-                    tasks.into_iter().map(|task| task.join()?).collect::<Result<Vec<R>, ShareError>>()
-                })??;
-                gather(here, results)
-            })
-        };
-        let tasks = here.nodes().map(start).collect::<Result<Vec<_>, ShareError>>()?;
-        tasks.into_iter().map(|task| Ok(task.join()??)).collect()
-    })?
-}
-
-/// Stores values that may own others side by side at this node.
-fn list<T: Far>(here: &Here<'_>, values: impl ExactSizeIterator<Item = T>) -> Result<DVec<T>, ShareError> {
-    let mut list = DVec::with_chunk(values.len());
-    for value in values {
-        list.push(here, value)?;
-    }
-    Ok(list)
-}
-
-/// Gathers what the chunks of a node have left for each part.
-fn by_part<T: Far>(here: &Here<'_>, left: Vec<[DVec<T>; PARTS]>) -> Result<Parts<T>, ShareError> {
-    let mut parts = DVec::with_chunk(left.len() * PARTS);
-    let mut left: Vec<_> = left.into_iter().map(IntoIterator::into_iter).collect();
-    for _ in 0..PARTS {
-        for chunk in &mut left {
-            parts.push(here, chunk.next().expect("a chunk leaves something for each part"))?;
-        }
-    }
-    Ok(parts)
-}
-
-/// Stores what a chunk leaves for each part.
-fn store_parts<T: Far + Copy>(here: &Here<'_>, parts: &[Vec<T>; PARTS]) -> Result<[DVec<T>; PARTS], ShareError> {
-    let mut stored = std::array::from_fn(|_| DVec::new());
-    for (stored, values) in stored.iter_mut().zip(parts) {
-        *stored = store(here, values)?;
-    }
-    Ok(stored)
-}
-
-/// Borrows all values of some vectors, which are asked for at once.
-fn all_of<'a, T: Far>(
-    here: &'a Here<'_>,
-    vectors: impl Iterator<Item = &'a DVec<T>> + Clone,
-) -> Result<Vec<&'a [T]>, ShareError> {
-    for vector in vectors.clone() {
-        if let Some(values) = vector.chunk(here, 0)? {
-            values.prefetch(here);
-        }
-    }
-    vectors.map(|vector| all(here, vector)).collect()
-}
-
-/// Borrows what all chunks have left for one part, in order.
-fn left_for<'a, T: Far>(
-    here: &'a Here<'_>,
-    left: &'a AtNodes<DVec<T>>,
-    number: usize,
-) -> Result<Vec<&'a [T]>, ShareError> {
-    let nodes = left.iter(here).collect::<Result<Vec<_>, ShareError>>()?;
-    let mut vectors = Vec::new();
-    for node in &nodes {
-        if let Some(parts) = node.chunk(here, 0)? {
-            parts.prefetch(here);
-        }
-    }
-    for node in nodes {
-        let chunks = node.len() / PARTS;
-        vectors.extend(part(here, node, number * chunks..(number + 1) * chunks)?);
-    }
-    all_of(here, vectors.into_iter())
-}
-
 /// Asks all questions. Returns the answers, and the sorted prices in parts at their nodes.
 fn ask(here: &Here<'_>, table: &DBox<Table>) -> Result<(Answers, SortedPrices), JoinError> {
     let mut answers = Answers::default();

@@ -4,23 +4,21 @@
 //! A bucket has room for some entries, and others are in a chain. What is done with those of the bucket itself is applied where
 //! it is, so neither the bucket nor its lock travels.
 //!
-//! What a client does follows from its number alone, so whoever keeps the values does the same work. A value names its key,
-//! and who has written it when.
+//! A value names its key, and who has written it when.
 
 mod cluster;
+mod load;
 
 use super::dsm::{self, DArc, DBox, DMutex, DVec, Far, Here, JoinError, Mut, NodeId, ShareError};
 use super::{Nodes, count_since, counts};
-use crate::random::{Random, mix};
-use crate::zipf::Zipf;
+use crate::random::mix;
 use crate::{Options, Outcome};
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use load::{KvLoad, SCAN_MAX};
 use std::sync::Mutex;
 
 /// Value of 32 bytes: its key, its writer, the writer's count of writes, and a hash of the three.
 type KvValue = [u64; 4];
-/// Data of a key, in bytes: there is a bucket for each.
-const KEY_BYTES: u64 = 64;
 /// Entries of a bucket, and of each link of its chain. With as many keys as buckets one key in 43 is in a chain.
 const LINK_ENTRIES: usize = 3;
 /// Key of an entry that is free.
@@ -34,19 +32,6 @@ fn value(key: u64, writer: u64, count: u64) -> KvValue {
 
 fn is_right(key: u64, found: &KvValue) -> bool {
     found[0] == key && *found == value(key, found[1], found[2])
-}
-
-/// What the clients do.
-#[derive(Clone, Copy, Far)]
-struct KvLoad {
-    keys: u64,
-    /// Operations of each client.
-    ops: u64,
-    write_percent: u64,
-    zipf_percent: u64,
-    seed: u64,
-    /// Whether the result tells what was read: if there is one client.
-    is_exact: bool,
 }
 
 /// What a client has found.
@@ -77,44 +62,15 @@ impl KvFound {
     }
 }
 
-impl KvLoad {
-    fn of(options: &Options) -> Result<KvLoad> {
-        ensure!((1..=4096).contains(&options.threads), "--threads must be 1 to 4096");
-        Ok(KvLoad {
-            keys: options.data_bytes() / KEY_BYTES,
-            ops: options.ops / options.threads,
-            write_percent: options.write_percent,
-            zipf_percent: options.zipf_percent,
-            seed: options.seed,
-            is_exact: options.threads == 1,
-        })
-    }
-
-    /// Runs a client. Popular keys are anywhere.
-    fn run<S: KvStore>(self, client: u64, store: &mut S) -> Result<KvFound, S::Error> {
-        let zipf = Zipf::new(self.keys, self.zipf_percent as f64 / 100.0);
-        let mut random = Random::new(self.seed ^ client << 32);
-        let mut found = KvFound::default();
-        for _ in 0..self.ops {
-            let key = mix(zipf.sample(&mut random)) % self.keys;
-            if random.below(100) < self.write_percent {
-                store.put(key, value(key, client, found.writes))?;
-                found.writes += 1;
-            } else {
-                let read = store.get(key)?;
-                found.see(key, read, self.is_exact);
-                found.reads += 1;
-            }
-        }
-        Ok(found)
-    }
-}
-
 /// Store of values, as a client sees it.
 trait KvStore {
     type Error;
     fn get(&mut self, key: u64) -> Result<Option<KvValue>, Self::Error>;
     fn put(&mut self, key: u64, value: KvValue) -> Result<(), Self::Error>;
+    /// Replaces a value. Returns the one before.
+    fn swap(&mut self, key: u64, value: KvValue) -> Result<Option<KvValue>, Self::Error>;
+    /// Returns the values of so many keys from one on, in any order.
+    fn scan(&mut self, first: u64, count: u64) -> Result<Vec<KvValue>, Self::Error>;
 }
 
 /// Returns the bucket of a key, among so many.
@@ -125,11 +81,11 @@ fn bucket_of(key: u64, buckets: usize) -> usize {
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let load = KvLoad::of(options)?;
     if let Some(addresses) = options.peer.as_deref().and_then(|peer| peer.strip_prefix("redis-cluster:")) {
-        return cluster::run(options, load, addresses);
+        return cluster::run(load, addresses);
     }
     match Nodes::of(options)? {
-        None => Ok(plain(options, load)),
-        Some(nodes) => nodes.run(|here| shared(here, options, load)),
+        None => Ok(plain(load)),
+        Some(nodes) => nodes.run(|here| shared(here, load)),
     }
 }
 
@@ -147,12 +103,13 @@ impl Entries {
         self.keys.iter().position(|found| *found == key).map(|at| self.values[at])
     }
 
-    /// Replaces the value of a key, which gets a free entry if it has none. Returns whether there was room.
-    fn put(&mut self, key: u64, value: KvValue) -> bool {
+    /// Replaces the value of a key, which gets a free entry if it has none. Returns whether there was room, and the value before.
+    fn put(&mut self, key: u64, value: KvValue) -> (bool, Option<KvValue>) {
         // Entries are filled in order, and stay.
-        let Some(at) = self.keys.iter().position(|found| [key, NO_KEY].contains(found)) else { return false };
+        let Some(at) = self.keys.iter().position(|found| [key, NO_KEY].contains(found)) else { return (false, None) };
+        let before = (self.keys[at] == key).then_some(self.values[at]);
         (self.keys[at], self.values[at]) = (key, value);
-        true
+        (true, before)
     }
 }
 
@@ -180,25 +137,36 @@ impl KvStore for &PlainStore {
     }
 
     fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
+        self.swap(key, value).map(drop)
+    }
+
+    fn swap(&mut self, key: u64, value: KvValue) -> Result<Option<KvValue>, ShareError> {
         let mut bucket = self.buckets[bucket_of(key, self.buckets.len())].lock().expect("no client panics");
         let mut link = &mut *bucket;
-        while !link.entries.put(key, value) {
+        loop {
+            let (is_stored, before) = link.entries.put(key, value);
+            if is_stored {
+                return Ok(before);
+            }
             link = link.next.get_or_insert_with(|| Box::new(PlainLink::FREE));
         }
-        Ok(())
+    }
+
+    fn scan(&mut self, first: u64, count: u64) -> Result<Vec<KvValue>, ShareError> {
+        (first..first + count).filter_map(|key| self.get(key).transpose()).collect()
     }
 }
 
-fn plain(options: &Options, load: KvLoad) -> Outcome {
+fn plain(load: KvLoad) -> Outcome {
     let mut outcome = Outcome::new();
     let store = outcome.phase("fill", load.keys, || {
         let store = PlainStore { buckets: (0..load.keys).map(|_| Mutex::new(PlainLink::FREE)).collect() };
         (0..load.keys).for_each(|key| (&store).put(key, value(key, LOADER, 0)).expect("a plain store cannot fail"));
         store
     });
-    let found = outcome.phase("serve", load.ops * options.threads, || {
+    let found = outcome.phase("serve", load.all_ops(), || {
         std::thread::scope(|s| {
-            let clients: Vec<_> = (0..options.threads)
+            let clients: Vec<_> = (0..load.clients)
                 .map(|client| {
                     let store = &store;
                     s.spawn(move || load.run(client, &mut { store }).expect("a plain store cannot fail"))
@@ -211,17 +179,17 @@ fn plain(options: &Options, load: KvLoad) -> Outcome {
         })
     });
     let mut end = KvFound::default();
-    for key in 0..load.keys {
+    for key in 0..load.keys_in_the_end() {
         end.see(key, (&store).get(key).expect("a plain store cannot fail"), load.is_exact);
     }
-    finish(&mut outcome, load, options, found, end);
+    finish(&mut outcome, load, found, end);
     outcome
 }
 
 /// Says what was read by clients, and what there is in the end.
-fn finish(outcome: &mut Outcome, load: KvLoad, options: &Options, found: KvFound, end: KvFound) {
-    let errors = found.errors + end.errors + u64::from(found.reads + found.writes != load.ops * options.threads);
-    outcome.figure("writes_per_op", found.writes as f64 / (load.ops * options.threads).max(1) as f64);
+fn finish(outcome: &mut Outcome, load: KvLoad, found: KvFound, end: KvFound) {
+    let errors = found.errors + end.errors + u64::from(found.reads + found.writes != load.all_ops());
+    outcome.figure("writes_per_op", found.writes as f64 / load.all_ops().max(1) as f64);
     outcome.checked(mix(found.sum) ^ end.sum ^ found.writes, errors);
 }
 
@@ -283,8 +251,32 @@ impl Store {
 
 /// A client's view of the store.
 struct StoreView<'a, 'n> {
+    owner: &'a DArc<Store>,
     store: &'a Store,
     here: &'a Here<'n>,
+}
+
+/// Values that a scan has found at a node, and how many.
+type Scanned = ([KvValue; SCAN_MAX as usize], usize);
+
+impl<'a, 'n> StoreView<'a, 'n> {
+    fn new(here: &'a Here<'n>, owner: &'a DArc<Store>) -> Result<StoreView<'a, 'n>, ShareError> {
+        Ok(StoreView { owner, store: owner.get(here)?, here })
+    }
+
+    /// Reads those of the keys whose buckets are here.
+    fn scan_here(&mut self, first: u64, count: u64) -> Result<Scanned, ShareError> {
+        let (mut values, mut found) = ([[0; 4]; SCAN_MAX as usize], 0);
+        for key in first..first + count {
+            if self.store.bucket(self.here, key)?.home() == self.here.id()
+                && let Some(value) = self.get(key)?
+            {
+                values[found] = value;
+                found += 1;
+            }
+        }
+        Ok((values, found))
+    }
 }
 
 impl KvStore for StoreView<'_, '_> {
@@ -311,21 +303,55 @@ impl KvStore for StoreView<'_, '_> {
     }
 
     fn put(&mut self, key: u64, value: KvValue) -> Result<(), ShareError> {
+        self.swap(key, value).map(drop)
+    }
+
+    fn swap(&mut self, key: u64, value: KvValue) -> Result<Option<KvValue>, ShareError> {
         let bucket = self.store.bucket(self.here, key)?;
-        if bucket.apply(self.here, (key, value), |link, (key, value)| link.entries.put(key, value))? {
-            return Ok(());
+        let (is_stored, before) =
+            bucket.apply(self.here, (key, value), |link, (key, value)| link.entries.put(key, value))?;
+        if is_stored {
+            return Ok(before);
         }
         let mut bucket = bucket.lock(self.here)?;
         let here = &self.here.enter();
         let mut link = &mut *bucket;
-        while !link.entries.put(key, value) {
+        loop {
+            let (is_stored, before) = link.entries.put(key, value);
+            if is_stored {
+                return Ok(before);
+            }
             let next = match link.next.take() {
                 Some(next) => next,
                 None => here.alloc(Link::free())?,
             };
             link = Mut::into_mut(link.next.insert(next).get_mut(here)?);
         }
-        Ok(())
+    }
+
+    /// A task at each other node reads what is there.
+    fn scan(&mut self, first: u64, count: u64) -> Result<Vec<KvValue>, ShareError> {
+        let others = self.here.nodes().filter(|node| *node != self.here.id());
+        let tasks = others.map(|node| {
+            let arguments = (self.owner.try_clone(self.here)?, first, count);
+            self.here.spawn_to(node, arguments, |here, (owner, first, count)| {
+                StoreView::new(here, &owner)?.scan_here(first, count)
+            })
+        });
+        let tasks = tasks.collect::<Result<Vec<_>, ShareError>>()?;
+        let mut read = Vec::with_capacity(count as usize);
+        let mut take = |(values, found): Scanned| read.extend_from_slice(&values[..found]);
+        take(self.scan_here(first, count)?);
+        tasks.into_iter().try_for_each(|task| task.join(self.here).map_err(share_error)?.map(&mut take))?;
+        Ok(read)
+    }
+}
+
+/// What a task reads can be out of reach; it does not panic.
+fn share_error(error: JoinError) -> ShareError {
+    match error {
+        JoinError::Share(error) => error,
+        panicked => unreachable!("{panicked}"),
     }
 }
 
@@ -340,50 +366,49 @@ where
 }
 
 impl Store {
-    /// Returns the keys whose buckets are at this node.
-    fn own_keys<'a>(&'a self, here: &'a Here<'_>, load: KvLoad) -> impl Iterator<Item = Result<u64, ShareError>> + 'a {
-        (0..load.keys).filter_map(|key| match self.bucket(here, key) {
+    /// Returns those of the keys below `end` whose buckets are at this node.
+    fn own_keys<'a>(&'a self, here: &'a Here<'_>, end: u64) -> impl Iterator<Item = Result<u64, ShareError>> + 'a {
+        (0..end).filter_map(|key| match self.bucket(here, key) {
             Ok(bucket) => (bucket.home() == here.id()).then_some(Ok(key)),
             Err(error) => Some(Err(error)),
         })
     }
 }
 
-fn shared(here: &Here<'_>, options: &Options, load: KvLoad) -> Result<Outcome> {
+fn shared(here: &Here<'_>, load: KvLoad) -> Result<Outcome> {
     let mut outcome = Outcome::new();
     let store = outcome.phase("fill", load.keys, || -> Result<_, JoinError> {
         let store = DArc::new(here, Store::new(here, load.keys as usize)?)?;
         // Chains are where their buckets are.
         with_own_keys(here, &store, load, |here, (store, load)| {
-            let store = store.get(here)?;
-            let mut view = StoreView { store, here };
-            store.own_keys(here, load).try_for_each(|key| key.and_then(|key| view.put(key, value(key, LOADER, 0))))?;
+            let mut view = StoreView::new(here, &store)?;
+            let mut own_keys = view.store.own_keys(here, load.keys);
+            own_keys.try_for_each(|key| key.and_then(|key| view.put(key, value(key, LOADER, 0))))?;
             Ok(KvFound::default())
         })?;
         Ok(store)
     })?;
     let before = counts(here)?;
     let serve = || -> Result<KvFound, JoinError> {
-        let clients = (0..options.threads).map(|client| {
+        let clients = (0..load.clients).map(|client| {
             let node = NodeId((client % here.nodes().count() as u64) as u16);
             here.spawn_to(node, (store.try_clone(here)?, load, client), |here, (store, load, client)| {
-                load.run(client, &mut StoreView { store: store.get(here)?, here })
+                load.run(client, &mut StoreView::new(here, &store)?)
             })
         });
         let clients = clients.collect::<Result<Vec<_>, ShareError>>()?;
         clients.into_iter().try_fold(KvFound::default(), |found, client| Ok(found.add(client.join(here)??)))
     };
-    let found = outcome.phase("serve", load.ops * options.threads, || dsm::measured(serve))?;
-    count_since(here, before, load.ops * options.threads, &mut outcome)?;
+    let found = outcome.phase("serve", load.all_ops(), || dsm::measured(serve))?;
+    count_since(here, before, load.all_ops(), &mut outcome)?;
     let end = with_own_keys(here, &store, load, |here, (store, load)| {
-        let store = store.get(here)?;
-        let (mut view, mut end) = (StoreView { store, here }, KvFound::default());
-        for key in store.own_keys(here, load) {
+        let (mut view, mut end) = (StoreView::new(here, &store)?, KvFound::default());
+        for key in view.store.own_keys(here, load.keys_in_the_end()) {
             let key = key?;
             end.see(key, view.get(key)?, load.is_exact);
         }
         Ok(end)
     })?;
-    finish(&mut outcome, load, options, found, end);
+    finish(&mut outcome, load, found, end);
     Ok(outcome)
 }

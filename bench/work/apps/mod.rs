@@ -1,13 +1,16 @@
 //! Applications that share memory, written as users of `farfield-dsm` write them, and each once more with std's types and
-//! threads (DRust, OSDI 2024, Table 5.1): products of matrices, a key-value store, data frames, a social network.
+//! threads (DRust, OSDI 2024, Table 5.1): products of matrices, a key-value store, data frames, a social network; and
+//! questions about a real table.
 //!
 //! Both do the same work with the same kernels and give the same checksum. `--threads` is the number of threads of all nodes
 //! together, `--nodes` the number of nodes. The nodes run this program with the same arguments, so nothing is done before `run`.
 
+mod chunked;
 pub(crate) mod frame;
 pub(crate) mod gemm;
 pub(crate) mod kv;
 pub(crate) mod social;
+pub(crate) mod taxi;
 
 use super::dsm;
 use crate::{Options, Outcome};

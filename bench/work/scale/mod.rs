@@ -111,6 +111,7 @@ fn record(options: &Options, nodes: u64) -> Result<(Trace, Outcome, &'static str
     let (outcome, phase) = match options.workload {
         Workload::ShareGemm => (apps::gemm::run(&options)?, "multiply"),
         Workload::ShareFrame => (apps::frame::run(&options)?, "ask"),
+        Workload::ShareTaxi => (apps::taxi::run(&options)?, "ask"),
         Workload::ShareSocial => (apps::social::run(&options)?, "serve"),
         Workload::ShareKv => (apps::kv::run(&options)?, "serve"),
         other => bail!("{other:?} is not simulated"),

@@ -1,6 +1,6 @@
 //! What is done with a chunk of rows, whoever keeps it, and what must come out.
 
-use super::Far;
+use super::{Far, PARTS};
 use crate::Options;
 use crate::random::{Random, mix};
 use anyhow::{Result, ensure};
@@ -9,8 +9,6 @@ use std::ops::Range;
 
 /// Values of `id1`, `id2`, `id4` and `id5`.
 pub(super) const GROUPS: usize = 100;
-/// Parts in which a chunk leaves rows for others.
-pub(super) const PARTS: usize = 256;
 /// Prices of a chunk from which the ranges for sorting follow.
 pub(super) const SAMPLES: usize = 64;
 /// Bytes of a row.

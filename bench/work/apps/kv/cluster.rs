@@ -1,8 +1,9 @@
 //! The same store in Redis Cluster: a client asks the node that has a key, over connections of its own.
 
-use super::{KvFound, KvLoad, KvStore, KvValue, LOADER, finish, value};
+use super::load::KvLoad;
+use super::{KvFound, KvStore, KvValue, LOADER, finish, value};
+use crate::Outcome;
 use crate::polled::now;
-use crate::{Options, Outcome};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use farfield_bench::redis_slots::node_of_key;
 use std::io::{Read, Write};
@@ -143,17 +144,46 @@ impl KvStore for ClusterClient {
         }
         Ok(())
     }
+
+    /// In two steps, as YCSB's clients do it: others may write between them.
+    fn swap(&mut self, key: u64, value: KvValue) -> Result<Option<KvValue>> {
+        let before = self.get(key)?;
+        self.put(key, value)?;
+        Ok(before)
+    }
+
+    /// Asks each node at once for all that it has.
+    fn scan(&mut self, first: u64, count: u64) -> Result<Vec<KvValue>> {
+        let mut asked = vec![0; self.nodes.len()];
+        for (node, asked) in asked.iter_mut().enumerate() {
+            for key in first..first + count {
+                if node_of_key(name(key).as_bytes(), self.nodes.len()) == node {
+                    self.ask(key);
+                    *asked += 1;
+                }
+            }
+            self.send(node)?;
+        }
+        let mut read = Vec::with_capacity(count as usize);
+        for (node, asked) in asked.into_iter().enumerate() {
+            self.receive(node, asked * ANSWER_BYTES)?;
+            for answer in self.answer.chunks(ANSWER_BYTES) {
+                read.extend(read_value(answer)?);
+            }
+        }
+        Ok(read)
+    }
 }
 
-pub(super) fn run(options: &Options, load: KvLoad, addresses: &str) -> Result<Outcome> {
+pub(super) fn run(load: KvLoad, addresses: &str) -> Result<Outcome> {
     let mut outcome = Outcome::new();
     outcome.phase("fill", load.keys, || {
         ClusterClient::connect(addresses, false)?.in_batches(load.keys, ClusterClient::store)
     })?;
-    let is_polling = options.threads == 1;
+    let is_polling = load.clients == 1;
     let clients: Vec<ClusterClient> =
-        (0..options.threads).map(|_| ClusterClient::connect(addresses, is_polling)).collect::<Result<_>>()?;
-    let found = outcome.phase("serve", load.ops * options.threads, || {
+        (0..load.clients).map(|_| ClusterClient::connect(addresses, is_polling)).collect::<Result<_>>()?;
+    let found = outcome.phase("serve", load.all_ops(), || {
         std::thread::scope(|s| {
             let clients: Vec<_> =
                 (0..).zip(clients).map(|(number, mut client)| s.spawn(move || load.run(number, &mut client))).collect();
@@ -163,7 +193,7 @@ pub(super) fn run(options: &Options, load: KvLoad, addresses: &str) -> Result<Ou
         })
     })?;
     let mut end = KvFound::default();
-    ClusterClient::connect(addresses, false)?.in_batches(load.keys, |client, node, keys| {
+    ClusterClient::connect(addresses, false)?.in_batches(load.keys_in_the_end(), |client, node, keys| {
         keys.iter().for_each(|key| client.ask(*key));
         client.send(node)?;
         client.receive(node, keys.len() * ANSWER_BYTES)?;
@@ -174,6 +204,6 @@ pub(super) fn run(options: &Options, load: KvLoad, addresses: &str) -> Result<Ou
             Ok(())
         })
     })?;
-    finish(&mut outcome, load, options, found, end);
+    finish(&mut outcome, load, found, end);
     Ok(outcome)
 }
