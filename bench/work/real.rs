@@ -65,7 +65,7 @@ pub(crate) const TRIP_PLACES: [usize; 8] = [0, 1, 5, 6, 7, 8, 9, 12];
 /// Places of New York: number, borough, name.
 pub(crate) const PLACES: &str = "nyc-green-taxi/taxi_zone_centroids.csv";
 
-/// What others counted in these files.
+/// Answers that others found in these files.
 pub(crate) const ANSWERS: &str = "reference_answers.json";
 
 /// Dollars and miles as whole cents and hundredths, so that sums are exact in any order. (0.0 takes the sign of a zero away.)

@@ -104,7 +104,7 @@ impl TripTable {
 
 /// Sorted keys, in parts at each node.
 type SortedKeys = Vec<DVec<DVec<u64>>>;
-/// What the task of a chunk is given.
+/// Arguments of the task of a chunk.
 type Chunk<'t, X> = (Lent<'t, TripTable>, usize, X);
 
 /// Asks all questions. Returns the answers, and the keys by which trips are sorted in parts at their nodes.

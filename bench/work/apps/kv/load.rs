@@ -14,7 +14,7 @@ const INSERT_EVERY: u64 = 20;
 /// Values of a scan, at most.
 pub(super) const SCAN_MAX: u64 = 100;
 
-/// What the clients do. It follows from the client's number alone, so whoever keeps the values does the same work.
+/// Work of the clients. It follows from a client's number alone, so it is the same whoever keeps the values.
 #[derive(Clone, Copy, Far)]
 pub(super) struct KvLoad {
     /// Keys with which a store begins: all numbers below.

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::io::BufRead;
 use std::ops::Range;
 
-/// What a file leaves out: a vendor, a number of passengers, or whether a trip was stored and forwarded.
+/// A vendor, a number of passengers, or whether a trip was stored, that the file leaves out.
 const MISSING: i32 = -1;
 const VENDOR: usize = 0;
 const PASSENGERS: usize = 1;
@@ -39,7 +39,7 @@ const SAMPLES: usize = 64;
 
 /// Where the ranges of sorted keys begin, but for the first one.
 pub(super) type Pivots = [u64; PARTS - 1];
-/// What the trips of each borough have cost.
+/// Cents that were paid for the trips from each borough.
 pub(super) type PaidByBorough = [i64; BOROUGHS];
 
 /// Form of the table.
@@ -148,7 +148,7 @@ pub(super) struct TripView<'a> {
     pub(super) columns: [&'a [i32]; COLUMNS],
 }
 
-/// What is counted and added up of trips.
+/// Counts and sums over trips.
 #[derive(Clone, Copy, Far)]
 pub(super) struct Tally {
     /// Trips by vendor and passengers, of which [`MISSING`] is the first.

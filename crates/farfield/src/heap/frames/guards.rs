@@ -12,7 +12,7 @@ use farfield_core::heap::FrameId;
 /// Of so many runs that come back, one is protected.
 const PROTECT_EVERY: u32 = 8;
 
-/// What a frame holds that came back.
+/// Content of a frame that came back.
 const POISONED: [u8; PAGE_BYTES] = [0xDB; PAGE_BYTES];
 
 /// Free frames of a paranoid heap.
