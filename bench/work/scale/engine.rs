@@ -10,7 +10,6 @@
 
 use super::coherence::{Coherence, Fetch, LockProtocol, Trip};
 use super::trace::{Action, ObjectId, Step, TaskId, Trace};
-use farfield_dsm::APPLY_WAIT;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
@@ -59,8 +58,6 @@ enum Event {
     Handled(u32),
     /// A node gives handles of an object back.
     GiveBack(u16, u32),
-    /// A body has waited for the lock of an object for as long as bodies do.
-    GiveUp(u32, u32),
 }
 
 /// Purpose of a letter.
@@ -161,8 +158,6 @@ struct TaskState {
 struct LockState {
     is_held: bool,
     line: VecDeque<TaskId>,
-    /// Bodies that their home will apply, unless somebody comes into the line or their time is over before, with its end.
-    bodies: VecDeque<(TaskId, u64)>,
 }
 
 /// Handles of an object at a node that is not its home.
@@ -279,7 +274,6 @@ impl<'t, C: Coherence> Replay<'t, C> {
                     self.handle(to, letter);
                 }
                 Event::GiveBack(node, object) => self.give_back(node, ObjectId(object)),
-                Event::GiveUp(task, object) => self.give_up(TaskId(task), ObjectId(object)),
             }
         }
         self.report.elapsed_ns = self.now_ns;
@@ -600,14 +594,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
                 if self.coherence.lock_protocol() == LockProtocol::AtHome
                     && self.locks.get(&object).is_some_and(|lock| lock.is_held) =>
             {
-                let lock = self.locks.entry(object).or_default();
-                if lock.line.is_empty() {
-                    let end_ns = self.now_ns + APPLY_WAIT.as_nanos() as u64;
-                    lock.bodies.push_back((task, end_ns));
-                    self.schedule(end_ns, Event::GiveUp(task.0, object.0));
-                } else {
-                    self.refuse(task, object);
-                }
+                self.send(to, self.tasks[task.index()].at, 1, 0, Letter::Refused(task, object));
             }
             Letter::Refused(task, object) => {
                 // A task is a message there and one back.
@@ -616,15 +603,16 @@ impl<'t, C: Coherence> Replay<'t, C> {
                 self.send(to, self.coherence.home(object), 1, 0, Letter::EnterAgain(task));
             }
             Letter::EnterAgain(task) => {
-                self.go_to(task, to);
                 let state = &mut self.tasks[task.index()];
+                state.came_from.push(std::mem::replace(&mut state.at, to));
                 state.next -= 1;
                 state.tries_again = true;
                 state.debt_ns += self.network.task_ns;
                 self.make_ready(task, false);
             }
             Letter::EnterAt(task, object) => {
-                self.go_to(task, to);
+                let state = &mut self.tasks[task.index()];
+                state.came_from.push(std::mem::replace(&mut state.at, to));
                 if self.take_lock(task, object) {
                     self.make_ready(task, true);
                 }
@@ -639,43 +627,15 @@ impl<'t, C: Coherence> Replay<'t, C> {
 
     // Locks.
 
-    fn go_to(&mut self, task: TaskId, node: u16) {
-        let state = &mut self.tasks[task.index()];
-        state.came_from.push(std::mem::replace(&mut state.at, node));
-    }
-
-    /// Sends a body back whose lock is not free.
-    fn refuse(&mut self, task: TaskId, object: ObjectId) {
-        let (home, from) = (self.coherence.home(object), self.tasks[task.index()].at);
-        self.serves_until_now(home, from);
-        self.send(home, from, 1, 0, Letter::Refused(task, object));
-    }
-
-    fn give_up(&mut self, task: TaskId, object: ObjectId) {
-        let lock = self.locks.entry(object).or_default();
-        if let Some(at) = lock.bodies.iter().position(|waiting| *waiting == (task, self.now_ns)) {
-            lock.bodies.remove(at);
-            self.refuse(task, object);
-        }
-    }
-
-    /// Keeps a handler busy that has waited with a body.
-    fn serves_until_now(&mut self, home: u16, from: u16) {
-        let free_ns = &mut self.nodes[usize::from(home)].handler_free_ns[usize::from(from)];
-        *free_ns = self.now_ns.max(*free_ns);
-    }
-
     /// Takes a lock for a task, or puts the task into its line. Returns whether the task has it.
     fn take_lock(&mut self, task: TaskId, object: ObjectId) -> bool {
         let lock = self.locks.entry(object).or_default();
-        if !lock.is_held {
-            lock.is_held = true;
-            return true;
+        if lock.is_held {
+            lock.line.push_back(task);
+            return false;
         }
-        lock.line.push_back(task);
-        let overtaken = std::mem::take(&mut lock.bodies);
-        overtaken.into_iter().for_each(|(body, _)| self.refuse(body, object));
-        false
+        lock.is_held = true;
+        true
     }
 
     fn lock(&mut self, task: TaskId, node: u16, object: ObjectId) -> Progress {
@@ -759,15 +719,7 @@ impl<'t, C: Coherence> Replay<'t, C> {
     fn pass_lock(&mut self, object: ObjectId, from: u16) {
         let lock = self.locks.get_mut(&object).expect("the lock is held");
         let Some(next) = lock.line.pop_front() else {
-            match lock.bodies.pop_front() {
-                Some((body, _)) => {
-                    let home = self.coherence.home(object);
-                    self.serves_until_now(home, self.tasks[body.index()].at);
-                    self.go_to(body, home);
-                    self.make_ready(body, true);
-                }
-                None => lock.is_held = false,
-            }
+            lock.is_held = false;
             return;
         };
         match self.coherence.lock_protocol() {

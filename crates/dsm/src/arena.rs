@@ -188,12 +188,6 @@ impl ShareArena {
         self.lock_word(word).is_some_and(|of_block| thin::take(of_block, word.colour(), mode))
     }
 
-    /// Returns whether somebody has the lock of an object, and nobody waits for it. It may be otherwise already.
-    pub(crate) fn is_held_thin(&self, word: OwnerWord) -> bool {
-        let lock = self.lock_word(word).map(|of_block| ThinLock::from_bits(of_block.load(Relaxed)));
-        lock.is_some_and(|lock| lock.is_held_thin(word.colour()))
-    }
-
     /// Gives the lock of an object back that was taken while it was thin. Returns `false` if it is inflated since.
     pub(crate) fn release_thin(&self, word: OwnerWord, mode: LockMode) -> bool {
         self.lock_word(word).is_some_and(|of_block| thin::release(of_block, mode))

@@ -146,7 +146,7 @@ pub use farfield_derive::{Far, FarGroup};
 pub use message::VALUE_BYTES_MAX;
 #[cfg(any(test, feature = "conformance"))]
 pub use message::check_message;
-pub use node::{APPLY_WAIT, Here, NodeBuilder, NodeId, run};
+pub use node::{Here, NodeBuilder, NodeId, run};
 pub use object::{Object, OwnedObject};
 pub use ptr::{DArc, DBox, Mut, ObjectFetch, PinnedObject, TBox, Tie};
 pub use stats::NodeStats;

@@ -82,12 +82,6 @@ impl ThinLock {
         self.is_of(colour).then(|| self.with(next))
     }
 
-    /// Returns whether somebody has the lock of the object with this colour, and nobody waits for it: it is thin.
-    #[inline]
-    pub fn is_held_thin(self, colour: Colour) -> bool {
-        self.is_of(colour) && self.state() > FREE
-    }
-
     /// Gives the lock back for one who has taken it in this mode. Returns `None` if it was inflated since.
     #[inline]
     pub fn release(self, mode: LockMode) -> Option<ThinLock> {
@@ -300,7 +294,6 @@ mod tests {
             let word = ThinLock::of(COLOUR, state);
             assert_eq!(ThinLock::from_bits(word.bits()), word);
             let (count, held) = word.holders();
-            assert_eq!((word.is_held_thin(COLOUR), word.is_held_thin(Colour(6))), (count > 0, false), "{state}");
             for mode in MODES {
                 let taken = word.take(COLOUR, mode);
                 let is_free = state >= FREE && (count == 0 || (mode, held) == (LockMode::Shared, LockMode::Shared));

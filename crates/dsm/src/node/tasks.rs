@@ -3,7 +3,6 @@
 
 use super::locks::{LockWish, THIN_NUMBER};
 use super::peers::Unanswered;
-use super::short_wait::ShortWait;
 use super::{Here, NodeId, ShareNode, WaitCause, within};
 use crate::message::{
     CodeRef, LOAN_BYTES, LockEnd, LockedType, ShareMessage, ShareReply, TaskOutcome, VALUE_BYTES_MAX, WaitAnswer,
@@ -404,18 +403,10 @@ impl ShareNode {
         Some(Some(ended.map_err(|panic| shortened(text_of(&*panic), VALUE_BYTES_MAX))))
     }
 
-    /// Takes a lock whose value is in the arena of this node, if it is free, or soon is. Returns the number of
-    /// the holding.
+    /// Takes a lock whose value is in the arena of this node, if it is free. Returns the number of the holding.
     fn take_lock_here(&self, word: OwnerWord, locked: LockedType) -> Option<u64> {
-        let mut wait = ShortWait::default();
-        loop {
-            if self.arena.take_thin(word, LockMode::Exclusive) {
-                return Some(THIN_NUMBER);
-            }
-            // Whoever waits in the line of an inflated lock came first.
-            if !self.arena.is_held_thin(word) || !wait.goes_on() {
-                break;
-            }
+        if self.arena.take_thin(word, LockMode::Exclusive) {
+            return Some(THIN_NUMBER);
         }
         let ticket = HomeTicket { node: self.id.0, number: self.waits.number() };
         let wish = LockWish { mode: LockMode::Exclusive, may_wait: false, may_borrow: false, is_new: true };

@@ -292,8 +292,8 @@ impl<T: Far> DMutex<T> {
         Ok(task.join(here)??)
     }
 
-    /// Applies a short body to the value where it is: one message, and no task. If the lock is not free, and is not
-    /// given back within [`APPLY_WAIT`](crate::APPLY_WAIT), this is [`DMutex::with`].
+    /// Applies a short body to the value where it is: one message, and no task. If the lock is not free, this is
+    /// [`DMutex::with`].
     ///
     /// The body runs in the thread of the value's node that serves the caller, on a stack of 512 KiB. One that works
     /// for long, or waits for other threads, is for `with`: after ten seconds the caller is told that the node is
