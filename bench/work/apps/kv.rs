@@ -241,6 +241,11 @@ impl Store {
         Ok(Store { shards, shard_len, len })
     }
 
+    /// Returns the node that has the bucket of a key.
+    fn node_of(&self, key: u64) -> NodeId {
+        NodeId((bucket_of(key, self.len) / self.shard_len) as u16)
+    }
+
     fn bucket<'a>(&'a self, here: &'a Here<'_>, key: u64) -> Result<&'a DMutex<Link>, ShareError> {
         let index = bucket_of(key, self.len);
         let shard = self.shards.get(here, index / self.shard_len)?;
@@ -268,7 +273,7 @@ impl<'a, 'n> StoreView<'a, 'n> {
     fn scan_here(&mut self, first: u64, count: u64) -> Result<Scanned, ShareError> {
         let (mut values, mut found) = ([[0; 4]; SCAN_MAX as usize], 0);
         for key in first..first + count {
-            if self.store.bucket(self.here, key)?.home() == self.here.id()
+            if self.store.node_of(key) == self.here.id()
                 && let Some(value) = self.get(key)?
             {
                 values[found] = value;
@@ -367,11 +372,8 @@ where
 
 impl Store {
     /// Returns those of the keys below `end` whose buckets are at this node.
-    fn own_keys<'a>(&'a self, here: &'a Here<'_>, end: u64) -> impl Iterator<Item = Result<u64, ShareError>> + 'a {
-        (0..end).filter_map(|key| match self.bucket(here, key) {
-            Ok(bucket) => (bucket.home() == here.id()).then_some(Ok(key)),
-            Err(error) => Some(Err(error)),
-        })
+    fn own_keys(&self, here: &Here<'_>, end: u64) -> impl Iterator<Item = u64> {
+        (0..end).filter(|key| self.node_of(*key) == here.id())
     }
 }
 
@@ -383,7 +385,7 @@ fn shared(here: &Here<'_>, load: KvLoad) -> Result<Outcome> {
         with_own_keys(here, &store, load, |here, (store, load)| {
             let mut view = StoreView::new(here, &store)?;
             let mut own_keys = view.store.own_keys(here, load.keys);
-            own_keys.try_for_each(|key| key.and_then(|key| view.put(key, value(key, LOADER, 0))))?;
+            own_keys.try_for_each(|key| view.put(key, value(key, LOADER, 0)))?;
             Ok(KvFound::default())
         })?;
         Ok(store)
@@ -404,7 +406,6 @@ fn shared(here: &Here<'_>, load: KvLoad) -> Result<Outcome> {
     let end = with_own_keys(here, &store, load, |here, (store, load)| {
         let (mut view, mut end) = (StoreView::new(here, &store)?, KvFound::default());
         for key in view.store.own_keys(here, load.keys_in_the_end()) {
-            let key = key?;
             end.see(key, view.get(key)?, load.is_exact);
         }
         Ok(end)

@@ -162,10 +162,11 @@ impl KvStore for ClusterClient {
                     *asked += 1;
                 }
             }
+            // Nothing is sent to a node that has none of them.
             self.send(node)?;
         }
         let mut read = Vec::with_capacity(count as usize);
-        for (node, asked) in asked.into_iter().enumerate() {
+        for (node, asked) in asked.into_iter().enumerate().filter(|(_, asked)| *asked > 0) {
             self.receive(node, asked * ANSWER_BYTES)?;
             for answer in self.answer.chunks(ANSWER_BYTES) {
                 read.extend(read_value(answer)?);
