@@ -819,7 +819,6 @@ pub(super) struct DMutex<T>(Box<LockedValue<T>>);
 
 struct LockedValue<T> {
     id: ObjectId,
-    home: NodeId,
     value: RefCell<T>,
 }
 
@@ -831,12 +830,8 @@ impl<T> std::fmt::Debug for DMutex<T> {
 
 impl<T> DMutex<T> {
     pub(super) fn new(_here: &Here<'_>, value: T) -> Result<DMutex<T>, ShareError> {
-        let (id, home) = note_object(size_of::<T>(), T::owns_others());
-        Ok(DMutex(Box::new(LockedValue { id, home, value: RefCell::new(value) })))
-    }
-
-    pub(super) fn home(&self) -> NodeId {
-        self.0.home
+        let (id, _) = note_object(size_of::<T>(), T::owns_others());
+        Ok(DMutex(Box::new(LockedValue { id, value: RefCell::new(value) })))
     }
 
     pub(super) fn lock<'a>(&'a self, _here: &'a Here<'_>) -> Result<DMutexGuard<'a, T>, ShareError> {
