@@ -131,3 +131,8 @@ pub(super) fn left_for<'a, T: Far>(
     }
     all_of(here, vectors.into_iter())
 }
+
+/// Returns the sums of counts of several chunks or nodes.
+pub(super) fn summed<const N: usize>(counts: &[[i64; N]]) -> [i64; N] {
+    std::array::from_fn(|at| counts.iter().map(|counts| counts[at]).sum())
+}

@@ -5,12 +5,15 @@
 
 mod kernels;
 
-use super::chunked::{AtNodes, PARTS, Parts, all_of, by_part, each, left_for, list, map_in_threads, own, store_parts};
+use super::chunked::{
+    AtNodes, PARTS, Parts, all_of, by_part, each, left_for, list, map_in_threads, own, store_parts, summed,
+};
 use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, Owner, ShareError};
+use super::sorting::{self, Pivots};
 use super::{Nodes, all, count_since, counts, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
-use kernels::{Answers, Cell, GROUPS, GroupRow, GroupSums, Pivots, RowView, Rows, TableForm};
+use kernels::{Answers, Cell, GROUPS, GroupRow, GroupSums, RowView, Rows, TableForm};
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let form = TableForm::of(options)?;
@@ -55,7 +58,7 @@ fn ask_plain(table: &PlainTable, threads: u64) -> (Answers, Vec<Vec<f64>>) {
     filtered.iter().zip(sums).for_each(|(left, sum)| answers.add_filtered(left.len(), sum));
     // Few groups.
     let groups = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().small_groups());
-    answers.small_groups = kernels::summed(&groups).to_vec();
+    answers.small_groups = summed(&groups).to_vec();
     // Many groups.
     let scattered = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().scattered());
     let groups = map_in_threads(threads, PARTS, |part| {
@@ -71,9 +74,9 @@ fn ask_plain(table: &PlainTable, threads: u64) -> (Answers, Vec<Vec<f64>>) {
     sums.into_iter().for_each(|sum| answers.add_joined(sum));
     // Sort.
     let samples = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().sample());
-    let pivots = kernels::pivots(samples.iter().flatten().copied());
+    let pivots = sorting::pivots(samples.iter().flatten().copied());
     let ranges = map_in_threads(threads, chunks, |chunk| table.groups[chunk].view().ranges(&pivots));
-    let sorted = map_in_threads(threads, PARTS, |part| kernels::merged(ranges.iter().map(|ranges| &*ranges[part])));
+    let sorted = map_in_threads(threads, PARTS, |part| sorting::merged(ranges.iter().map(|ranges| &*ranges[part])));
     (answers, sorted)
 }
 
@@ -153,8 +156,8 @@ fn ask(here: &Here<'_>, table: &DBox<Table>) -> Result<(Answers, SortedPrices), 
     let group = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
         Ok(table.get(here)?.rows(here, chunk)?.small_groups())
     };
-    let groups: Vec<[i64; GROUPS]> = each(here, table, chunks, (), group, |_, groups| Ok(kernels::summed(&groups)))?;
-    answers.small_groups = kernels::summed(&groups).to_vec();
+    let groups: Vec<[i64; GROUPS]> = each(here, table, chunks, (), group, |_, groups| Ok(summed(&groups)))?;
+    answers.small_groups = summed(&groups).to_vec();
     // Many groups.
     let scatter = |here: &Here<'_>, (table, chunk, ()): (Lent<'_, Table>, usize, ())| {
         let table = table.get(here)?;
@@ -189,14 +192,14 @@ fn ask(here: &Here<'_>, table: &DBox<Table>) -> Result<(Answers, SortedPrices), 
         Ok(table.get(here)?.rows(here, chunk)?.sample())
     };
     let samples = each(here, table, chunks, (), sample, |here, samples| store(here, samples.as_flattened()))?;
-    let pivots: Pivots = kernels::pivots(all_of(&here.enter(), samples.iter())?.into_iter().flatten().copied());
-    let divide = |here: &Here<'_>, (table, chunk, pivots): (Lent<'_, Table>, usize, Pivots)| {
+    let pivots = sorting::pivots(all_of(&here.enter(), samples.iter())?.into_iter().flatten().copied());
+    let divide = |here: &Here<'_>, (table, chunk, pivots): (Lent<'_, Table>, usize, Pivots<f64>)| {
         store_parts(here, &table.get(here)?.rows(here, chunk)?.ranges(&pivots))
     };
     let left: Vec<Parts<f64>> = each(here, table, chunks, pivots, divide, by_part)?;
     let left = here.alloc(list(here, left.into_iter())?)?;
     let merge = |here: &Here<'_>, (left, part, ()): (Lent<'_, AtNodes<DVec<f64>>>, usize, ())| {
-        store(here, &kernels::merged(left_for(here, left.get(here)?, part)?.into_iter()))
+        store(here, &sorting::merged(left_for(here, left.get(here)?, part)?.into_iter()))
     };
     let sorted = each(here, &left, PARTS, (), merge, |here, sorted| list(here, sorted.into_iter()))?;
     Ok((answers, sorted))

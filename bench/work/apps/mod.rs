@@ -10,6 +10,7 @@ pub(crate) mod frame;
 pub(crate) mod gemm;
 pub(crate) mod kv;
 pub(crate) mod social;
+mod sorting;
 pub(crate) mod taxi;
 
 use super::dsm;

@@ -3,12 +3,15 @@
 
 mod trips;
 
-use super::chunked::{AtNodes, PARTS, Parts, all_of, by_part, each, left_for, list, map_in_threads, own, store_parts};
+use super::chunked::{
+    AtNodes, PARTS, Parts, all_of, by_part, each, left_for, list, map_in_threads, own, store_parts, summed,
+};
 use super::dsm::{self, DBox, DVec, Far, Here, JoinError, Lent, ShareError};
+use super::sorting::{self, Pivots};
 use super::{Nodes, all, count_since, counts, store};
 use crate::{Options, Outcome};
 use anyhow::Result;
-use trips::{COLUMNS, PaidByBorough, Pivots, SortedBy, Tally, TripAnswers, TripForm, TripView, Trips};
+use trips::{COLUMNS, PaidByBorough, SortedBy, Tally, TripAnswers, TripForm, TripView, Trips};
 
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let form = TripForm::of(options)?;
@@ -40,12 +43,12 @@ fn ask_plain(table: &[Trips], boroughs: &[i32], threads: u64) -> (TripAnswers, [
     let pairs = map_in_threads(threads, chunks, |chunk| table[chunk].view().pairs());
     let pairs = map_in_threads(threads, PARTS, |part| trips::distinct(pairs.iter().map(|pairs| &*pairs[part])));
     let paid = map_in_threads(threads, chunks, |chunk| table[chunk].view().paid_by_borough(boroughs));
-    let answers = TripAnswers { tally, long, pairs: pairs.iter().sum(), paid: trips::summed(&paid) };
+    let answers = TripAnswers { tally, long, pairs: pairs.iter().sum(), paid: summed(&paid) };
     let sorted = [SortedBy::Seconds, SortedBy::MonthAndSeconds].map(|by| {
         let samples = map_in_threads(threads, chunks, |chunk| table[chunk].view().sample(by));
-        let pivots = trips::pivots(samples.iter().flatten().copied());
+        let pivots = sorting::pivots(samples.iter().flatten().copied());
         let ranges = map_in_threads(threads, chunks, |chunk| table[chunk].view().ranges(by, &pivots));
-        map_in_threads(threads, PARTS, |part| trips::merged(ranges.iter().map(|ranges| &*ranges[part])))
+        map_in_threads(threads, PARTS, |part| sorting::merged(ranges.iter().map(|ranges| &*ranges[part])))
     });
     (answers, sorted)
 }
@@ -131,9 +134,8 @@ fn ask(here: &Here<'_>, table: &DBox<TripTable>) -> Result<(TripAnswers, [Sorted
         let table = table.get(here)?;
         Ok(table.trips(here, chunk)?.paid_by_borough(all(here, &table.boroughs)?))
     };
-    let paid: Vec<PaidByBorough> = each(here, table, chunks, (), join, |_, paid| Ok(trips::summed(&paid)))?;
-    let answers =
-        TripAnswers { tally: Tally::sum(&tally), long, pairs: pairs.iter().sum(), paid: trips::summed(&paid) };
+    let paid: Vec<PaidByBorough> = each(here, table, chunks, (), join, |_, paid| Ok(summed(&paid)))?;
+    let answers = TripAnswers { tally: Tally::sum(&tally), long, pairs: pairs.iter().sum(), paid: summed(&paid) };
     let sorted = [sort(here, table, SortedBy::Seconds)?, sort(here, table, SortedBy::MonthAndSeconds)?];
     Ok((answers, sorted))
 }
@@ -164,14 +166,14 @@ fn sort(here: &Here<'_>, table: &DBox<TripTable>, by: SortedBy) -> Result<Sorted
     let sample =
         |here: &Here<'_>, (table, chunk, by): Chunk<'_, SortedBy>| Ok(table.get(here)?.trips(here, chunk)?.sample(by));
     let samples = each(here, table, chunks, by, sample, |here, samples| store(here, samples.as_flattened()))?;
-    let pivots: Pivots = trips::pivots(all_of(&here.enter(), samples.iter())?.into_iter().flatten().copied());
-    let divide = |here: &Here<'_>, (table, chunk, (by, pivots)): Chunk<'_, (SortedBy, Pivots)>| {
+    let pivots = sorting::pivots(all_of(&here.enter(), samples.iter())?.into_iter().flatten().copied());
+    let divide = |here: &Here<'_>, (table, chunk, (by, pivots)): Chunk<'_, (SortedBy, Pivots<u64>)>| {
         store_parts(here, &table.get(here)?.trips(here, chunk)?.ranges(by, &pivots))
     };
     let left: Vec<Parts<u64>> = each(here, table, chunks, (by, pivots), divide, by_part)?;
     let left = here.alloc(list(here, left.into_iter())?)?;
     let merge = |here: &Here<'_>, (left, part, ()): (Lent<'_, AtNodes<DVec<u64>>>, usize, ())| {
-        store(here, &trips::merged(left_for(here, left.get(here)?, part)?.into_iter()))
+        store(here, &sorting::merged(left_for(here, left.get(here)?, part)?.into_iter()))
     };
     each(here, &left, PARTS, (), merge, |here, sorted| list(here, sorted.into_iter()))
 }

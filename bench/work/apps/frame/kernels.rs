@@ -1,5 +1,6 @@
 //! What is done with a chunk of rows, whoever keeps it, and what must come out.
 
+use super::sorting::{self, Pivots, SAMPLES};
 use super::{Far, PARTS};
 use crate::Options;
 use crate::random::{Random, mix};
@@ -9,15 +10,10 @@ use std::ops::Range;
 
 /// Values of `id1`, `id2`, `id4` and `id5`.
 pub(super) const GROUPS: usize = 100;
-/// Prices of a chunk from which the ranges for sorting follow.
-pub(super) const SAMPLES: usize = 64;
 /// Bytes of a row.
 const ROW_BYTES: u64 = 40;
 /// A price is below this.
 const PRICE_MAX: f64 = 100.0;
-
-/// Where the ranges of sorted prices begin, but for the first one.
-pub(super) type Pivots = [f64; PARTS - 1];
 
 /// Form of a table.
 #[derive(Clone, Copy, Far)]
@@ -179,23 +175,13 @@ impl RowView<'_> {
 
     /// Returns some of the prices.
     pub(super) fn sample(&self) -> [f64; SAMPLES] {
-        std::array::from_fn(|at| self.prices[at * self.prices.len() / SAMPLES])
+        sorting::sample(self.prices.len(), |row| self.prices[row])
     }
 
     /// Returns the prices, divided into ranges and sorted in each.
-    pub(super) fn ranges(&self, pivots: &Pivots) -> [Vec<f64>; PARTS] {
-        let mut parts = std::array::from_fn(|_| Vec::with_capacity(self.prices.len() / PARTS * 5 / 4));
-        self.prices.iter().for_each(|price| parts[pivots.partition_point(|pivot| pivot <= price)].push(*price));
-        parts.iter_mut().for_each(|part| part.sort_unstable_by(f64::total_cmp));
-        parts
+    pub(super) fn ranges(&self, pivots: &Pivots<f64>) -> [Vec<f64>; PARTS] {
+        sorting::ranges(self.prices.iter().copied(), pivots)
     }
-}
-
-/// Returns where ranges begin that have about as many prices each.
-pub(super) fn pivots(samples: impl Iterator<Item = f64>) -> Pivots {
-    let mut samples: Vec<f64> = samples.collect();
-    samples.sort_unstable_by(f64::total_cmp);
-    std::array::from_fn(|at| samples[(at + 1) * samples.len() / PARTS])
 }
 
 /// Returns the groups of rows that are divided by their ids.
@@ -208,19 +194,6 @@ pub(super) fn large_groups<'a>(cells: impl Iterator<Item = &'a [Cell]>) -> Vec<G
         *count += 1;
     }
     groups.into_iter().map(|(id, (sum, prices, count))| GroupRow { id, sum, mean: prices / f64::from(count) }).collect()
-}
-
-/// Returns the prices of a range in order.
-pub(super) fn merged<'a>(ranges: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
-    let mut prices: Vec<f64> = ranges.flatten().copied().collect();
-    // The ranges are sorted already, which this makes use of.
-    prices.sort_by(f64::total_cmp);
-    prices
-}
-
-/// Returns the sums of groups of several chunks.
-pub(super) fn summed(groups: &[[i64; GROUPS]]) -> [i64; GROUPS] {
-    std::array::from_fn(|group| groups.iter().map(|groups| groups[group]).sum())
 }
 
 /// Answers to all questions.

@@ -1,5 +1,6 @@
 //! Trips of New York's green taxis: how they are read, what is done with a chunk of them, whoever keeps it, and what must come out.
 
+use super::sorting::{self, Pivots, SAMPLES};
 use super::{Far, PARTS};
 use crate::random::mix;
 use crate::real;
@@ -34,11 +35,6 @@ const PASSENGERS_MAX: usize = 64;
 const BOROUGHS: usize = 8;
 /// A trip is long from so many seconds on.
 const LONG: i32 = 3600;
-/// Keys of a chunk from which the ranges for sorting follow.
-const SAMPLES: usize = 64;
-
-/// Where the ranges of sorted keys begin, but for the first one.
-pub(super) type Pivots = [u64; PARTS - 1];
 /// Cents that were paid for the trips from each borough.
 pub(super) type PaidByBorough = [i64; BOROUGHS];
 
@@ -248,29 +244,22 @@ impl TripView<'_> {
         paid
     }
 
-    fn keys(&self, by: SortedBy) -> impl Iterator<Item = u64> {
-        let rows = self.columns[MONTH].iter().zip(self.columns[SECONDS]);
-        rows.map(move |(month, seconds)| {
-            let seconds = (i64::from(*seconds) - i64::from(i32::MIN)).cast_unsigned();
-            match by {
-                SortedBy::Seconds => seconds,
-                SortedBy::MonthAndSeconds => u64::from(month.cast_unsigned()) << u32::BITS | seconds,
-            }
-        })
+    fn key(&self, by: SortedBy, row: usize) -> u64 {
+        let seconds = (i64::from(self.columns[SECONDS][row]) - i64::from(i32::MIN)).cast_unsigned();
+        match by {
+            SortedBy::Seconds => seconds,
+            SortedBy::MonthAndSeconds => u64::from(self.columns[MONTH][row].cast_unsigned()) << u32::BITS | seconds,
+        }
     }
 
     /// Returns some of the keys.
     pub(super) fn sample(&self, by: SortedBy) -> [u64; SAMPLES] {
-        let keys: Vec<u64> = self.keys(by).collect();
-        std::array::from_fn(|at| keys[at * keys.len() / SAMPLES])
+        sorting::sample(self.len(), |row| self.key(by, row))
     }
 
     /// Returns the keys, divided into ranges and sorted in each.
-    pub(super) fn ranges(&self, by: SortedBy, pivots: &Pivots) -> [Vec<u64>; PARTS] {
-        let mut parts = std::array::from_fn(|_| Vec::with_capacity(self.len() / PARTS * 5 / 4));
-        self.keys(by).for_each(|key| parts[pivots.partition_point(|pivot| *pivot <= key)].push(key));
-        parts.iter_mut().for_each(|part| part.sort_unstable());
-        parts
+    pub(super) fn ranges(&self, by: SortedBy, pivots: &Pivots<u64>) -> [Vec<u64>; PARTS] {
+        sorting::ranges((0..self.len()).map(|row| self.key(by, row)), pivots)
     }
 }
 
@@ -278,29 +267,9 @@ fn seconds_of(key: u64) -> f64 {
     (i64::from(key as u32) + i64::from(i32::MIN)) as f64
 }
 
-/// Returns where ranges begin that have about as many keys each.
-pub(super) fn pivots(samples: impl Iterator<Item = u64>) -> Pivots {
-    let mut samples: Vec<u64> = samples.collect();
-    samples.sort_unstable();
-    std::array::from_fn(|at| samples[(at + 1) * samples.len() / PARTS])
-}
-
 /// Returns how many pairs there are, each counted once.
 pub(super) fn distinct<'a>(pairs: impl Iterator<Item = &'a [u32]>) -> usize {
     pairs.flatten().collect::<HashSet<_>>().len()
-}
-
-/// Returns the keys of a range in order.
-pub(super) fn merged<'a>(ranges: impl Iterator<Item = &'a [u64]>) -> Vec<u64> {
-    let mut keys: Vec<u64> = ranges.flatten().copied().collect();
-    // The ranges are sorted already, which this makes use of.
-    keys.sort();
-    keys
-}
-
-/// Returns the sums of several chunks or nodes.
-pub(super) fn summed(paid: &[PaidByBorough]) -> PaidByBorough {
-    std::array::from_fn(|borough| paid.iter().map(|paid| paid[borough]).sum())
 }
 
 /// Answers to all questions.
